@@ -1,0 +1,1 @@
+"""Bundled prompt lists and tiny models, as package data."""

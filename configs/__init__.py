@@ -1,0 +1,1 @@
+"""Recipes, as package data: each YAML file opens with the command that runs it."""

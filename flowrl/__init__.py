@@ -1,0 +1,1 @@
+"""flowrl: reward tuning for diffusion and flow-matching generators."""

@@ -1,0 +1,230 @@
+"""The command line. Commands import what they need when they run, so that ``flowrl --help`` is there at once.
+
+Exit codes: 0 done; 1 a failure, also one that ``doctor`` found; 2 a user's mistake, in one message; 3 the run stopped
+itself, with its diagnosis.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from importlib.resources import as_file, files
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from .errors import RunStopped, UserError
+
+if TYPE_CHECKING:
+    from .doctor import Finding
+    from .report import Row
+
+
+class _Commands(TyperGroup):
+    """Turns the errors that flowrl raises on purpose into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            _complain(error)
+            raise typer.Exit(2) from None
+        except RunStopped as error:
+            _complain(error)
+            raise typer.Exit(3) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Reward tuning for diffusion and flow-matching generators: any pipeline, any reward, out comes a LoRA.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class DemoObjective(str, Enum):
+    """Objectives that have a bundled recipe."""
+
+    nft = "nft"
+    grpo = "grpo"
+
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For example policy.steps=12.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A recipe, such as configs/shapes_nft.yaml.")],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
+) -> None:
+    """Train a LoRA. Several processes: accelerate launch --num_processes N -m flowrl train ..."""
+    from .config import load_config
+
+    recipe = load_config(config, overrides or [])
+    from .trainer import train as run_training
+
+    _where_it_lies(run_training(recipe, resume))
+
+
+@app.command()
+def demo(
+    overrides: Overrides = None,
+    objective: Annotated[DemoObjective, typer.Option(help="Which bundled recipe.")] = DemoObjective.nft,
+    output: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/demo_OBJECTIVE]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
+) -> None:
+    """Teach the bundled model to draw what a caption says: on a laptop, offline, in minutes."""
+    from .config import load_config
+
+    folder = output or Path("runs") / f"demo_{objective.value}"
+    with as_file(files("flowrl.configs") / f"shapes_{objective.value}.yaml") as path:
+        recipe = load_config(path, [f"output={folder}", *(overrides or [])])
+    from .trainer import train as run_training
+
+    run = run_training(recipe, resume)
+    if _main_process():
+        _compare(run)
+        _where_it_lies(run)
+
+
+@app.command()
+def sample(
+    source: Annotated[Path, typer.Argument(help="The folder of a run, or of a LoRA.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="For example steps=40, seed=3, samples_per_prompt=4, model.path=..."
+        ),
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt or a prompt file; may be repeated.")] = None,
+    output: Annotated[Path, typer.Option(help="The folder of the PNG files.")] = Path("samples"),
+    base: Annotated[bool, typer.Option("--base", help="Also draw with the base model, from the same noise.")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of a run.")] = False,
+) -> None:
+    """Draw pictures with a trained LoRA and the pipeline's stock sampler."""
+    from .sample import draw, find_source, read_prompts
+
+    found = find_source(source, overrides or [], ema=ema)
+    for path in draw(found, read_prompts(prompt or []), output, base=base):
+        _print(str(path))
+
+
+@app.command()
+def compare(run: Run) -> None:
+    """Before and after: compare.png, and a table of the first and the last evaluation."""
+    _compare(_run_folder(run))
+
+
+@app.command()
+def report(run: Run) -> None:
+    """Write report.html again, for instance while the run is still going."""
+    from .report import write_report
+
+    _print(str(write_report(_run_folder(run))))
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(help="A recipe; without one, every installed reward is asked.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Check the installation, the machine, a recipe, and that each reward tells a good picture from a bad one."""
+    from .config import load_config
+
+    recipe = load_config(config, overrides or []) if config else None
+    from .doctor import diagnose
+
+    failures = _show_findings(diagnose(recipe))
+    if failures:
+        Console(stderr=True).print(f"{failures} checks failed.")
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    what: Annotated[list[str] | None, typer.Option(help="A measurement; may be repeated. [default: all]")] = None,
+) -> None:
+    """Measure what flowrl costs over the bare pipeline."""
+    from .bench import main as run_benchmarks
+
+    run_benchmarks(what or [])
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="flowrl")
+
+
+def _main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _complain(error: Exception) -> None:
+    rank = "" if _main_process() else f"[process {os.environ['RANK']}] "
+    # Text, not a string: what a user wrote may look like Rich's markup.
+    Console(stderr=True, soft_wrap=True).print(Text(f"{rank}{error}", style="red"))
+
+
+def _print(text: str) -> None:
+    Console(soft_wrap=True).print(Text(text))
+
+
+def _run_folder(path: Path) -> Path:
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} holds no run: there is no config.yaml in it; wanted the output folder of a run.")
+    return path
+
+
+def _where_it_lies(run: Path) -> None:
+    if not _main_process():
+        return
+    from .sample import WEIGHTS_FILE
+
+    for what, path in {
+        "pictures": run / "samples",
+        "report": run / "report.html",
+        "LoRA": run / "adapter" / WEIGHTS_FILE,
+    }.items():
+        _print(f"{what + ':':10}{path}")
+
+
+def _compare(run: Path) -> None:
+    from .report import compare as write_comparison
+
+    comparison = write_comparison(run)
+    _show_rows(comparison.rows)
+    _print(f"{'grid:':10}{comparison.picture}")
+
+
+def _show_rows(rows: Sequence[Row]) -> None:
+    table = Table("", "before", "after", "change", title="first and last evaluation")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*map(Text, row.cells()))
+    Console().print(table)
+
+
+def _show_findings(findings: Iterable[Finding]) -> int:
+    """Print a table a topic, as soon as it is complete, and count the failures."""
+    styles, failures = {"ok": "green", "note": "yellow", "FAIL": "bold red"}, 0
+    for topic, group in groupby(findings, key=lambda finding: finding.topic):
+        table = Table(box=None, show_header=False, title=topic, title_justify="left")
+        for finding in group:
+            failures += finding.state == "FAIL"
+            table.add_row(Text(finding.state, style=styles[finding.state]), Text(finding.name), Text(finding.detail))
+        Console().print(table)
+    return failures

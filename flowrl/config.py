@@ -1,0 +1,249 @@
+"""The schema of a run: what a YAML recipe may say, and one sentence on each field.
+
+A recipe is read by `load_config`, which adds dotted overrides (``policy.steps=12``) and turns every mistake into a
+`flowrl.errors.UserError` that names the file, the line and the field. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from . import recipe
+
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
+KernelName: TypeAlias = Literal["ode", "flow_sde", "dance_sde", "flow_cps", "ddim"]
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, and an unknown key or a number that is not finite is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Plugin(Section):
+    """A plug-in by name, and the options that it declares; ``objective: nft`` is short for ``objective: {name: nft}``.
+
+    >>> Plugin.model_validate({"name": "nft", "beta": 0.5}).options
+    {'beta': 0.5}
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """An entry-point name, ``module:object`` or ``path/to/file.py:object``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every key but the name."""
+        return dict(self.model_extra or {})
+
+
+class RewardOptions(Section):
+    """The weight of a reward, and the options of its constructor; ``shapes: 1.0`` is short for ``{weight: 1.0}``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    weight: float = 1.0
+    """Its share in the advantage; 0 watches a reward without training on it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weight_alone(cls, value: Any) -> Any:
+        return value if isinstance(value, (dict, cls)) else {"weight": value}
+
+
+class ModelConfig(Section):
+    """Which generator is trained."""
+
+    path: str
+    """A bundled name, a folder in diffusers' format or a hub id such as ``stabilityai/stable-diffusion-3.5-medium``."""
+    loader: str = "auto"
+    """What loads it: ``auto``, an entry point of ``flowrl.pipelines``, ``module:object`` or ``file.py:object``."""
+    revision: str | None = None
+    """The hub's commit, branch or tag."""
+    dtype: DType = "float32"
+    """The precision of the frozen weights; the LoRA is always float32."""
+
+
+class PolicyConfig(Section):
+    """How pictures are drawn while training."""
+
+    kernel: KernelName = "flow_sde"
+    """The transition kernel, a function of ``flowrl.kernels``."""
+    noise_level: Annotated[float, Field(ge=0)] = 0.7
+    """The kernel's noise strength; 0 is the stock deterministic sampler."""
+    steps: Count = 10
+    """Denoising steps of a rollout."""
+    guidance_scale: Annotated[float, Field(ge=0)] = 1.0
+    """Classifier-free (or embedded) guidance of a rollout; 1 is off for pipelines with classifier-free guidance."""
+    train_steps: Literal["all"] | int | list[int] = "all"
+    """``all``, a list of indices from 0 (noisiest), or the length of a window that is drawn anew each time."""
+    height: Count | None = None
+    """Picture height in pixels; null is the pipeline's own."""
+    width: Count | None = None
+    """Picture width in pixels; null is the pipeline's own."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Over the elements of a log-probability; published clip ranges assume ``mean``."""
+
+    @field_validator("train_steps")
+    @classmethod
+    def _inside_the_schedule(cls, value: str | int | list[int], info: ValidationInfo) -> str | int | list[int]:
+        steps = info.data.get("steps")
+        if steps is None or isinstance(value, str):
+            return value
+        if isinstance(value, int):
+            if not 1 <= value <= steps:
+                raise ValueError(f"a window of 1 to {steps} steps, which is the schedule's length, or 'all'")
+            return value
+        outside = [step for step in value if not 0 <= step < steps]
+        if outside or not value:
+            raise ValueError(
+                f"indices from 0 to {steps - 1}, because the schedule has {steps} steps; {outside or 'none'} is not one"
+            )
+        if len(set(value)) < len(value):
+            raise ValueError("each index once")
+        return value
+
+
+class LoraConfig(Section):
+    """The trained adapter."""
+
+    rank: Count = 16
+    """Rank of the update."""
+    alpha: Annotated[float, Field(gt=0)] = 32
+    """Scale: the update is multiplied by alpha / rank."""
+    targets: list[str] | None = None
+    """Module names that get an adapter; null is the attention of the denoiser."""
+
+
+class EvalConfig(Section):
+    """Evaluation on held-out prompts: fixed seeds and the stock deterministic sampler."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Training steps between two evaluations; 0 evaluates the base model and the end only."""
+    prompts: str = "shapes_heldout"
+    """A bundled prompt list or a prompt file that training does not see."""
+    samples_per_prompt: Count = 2
+    """Pictures a prompt; diversity needs at least 2."""
+    steps: Count | None = None
+    """Denoising steps; null is ``policy.steps``."""
+    guidance_scale: Annotated[float, Field(ge=0)] | None = None
+    """Guidance; null is ``policy.guidance_scale``."""
+    rewards: dict[str, RewardOptions] | None = None
+    """Rewards to measure; null is the run's own. A reward that is not trained on shows reward hacking."""
+    micro_batch_size: Count = 32
+    """Pictures drawn at once; a memory knob."""
+
+    @field_validator("rewards")
+    @classmethod
+    def _something_to_measure(cls, value: dict[str, RewardOptions] | None) -> dict[str, RewardOptions] | None:
+        if value is not None and not value:
+            raise ValueError("at least one reward, or null for the run's own")
+        return value
+
+
+class RunConfig(Section):
+    """A whole run.
+
+    >>> RunConfig(model={"path": "shapes-sd3"}, rewards={"shapes": 1.0}).policy.steps
+    10
+    """
+
+    output: Path = Path("runs/run")
+    """The run's folder; `load_config` fills in ``runs/<name of the recipe>``."""
+    seed: int = 0
+    """Decides the LoRA's first weights and every sample's noise."""
+    max_steps: Count = 100
+    """Training steps; each samples, scores and updates once."""
+    prompts: str = "shapes_train"
+    """A bundled list, a ``.txt`` file (a prompt a line) or ``.jsonl`` (``{"prompt": ..., "metadata": {...}}``)."""
+    model: ModelConfig
+    """The generator."""
+    policy: PolicyConfig = PolicyConfig()
+    """How it is sampled."""
+    lora: LoraConfig = LoraConfig()
+    """What is trained."""
+    rewards: dict[str, RewardOptions]
+    """What is wanted: plug-in names with their weights."""
+    advantage: Plugin = Plugin(name="group")
+    """From the scores of a group to advantages."""
+    objective: Plugin = Plugin(name="nft")
+    """From advantages to a loss."""
+    groups_per_step: Count = 8
+    """Prompts a step, over all processes."""
+    group_size: int = 8
+    """Pictures a prompt; an advantage compares them with one another."""
+    micro_batch_size: Count = 8
+    """Pictures rolled out and trained at once in a process; a memory knob."""
+    updates_per_step: Count = 1
+    """Optimizer steps a training step; 1 is on-policy."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Of AdamW, after the warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """Of AdamW."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Training steps over which the learning rate rises from 0."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm."""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Decay of an averaged copy of the LoRA, saved beside it; null keeps none."""
+    eval: EvalConfig = EvalConfig()
+    """How progress is measured."""
+    checkpoint_every: Count = 10
+    """Training steps between two checkpoints."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints that stay."""
+    trackers: list[str] = ["tensorboard"]
+    """Trackers of accelerate; ``metrics.jsonl`` is always written."""
+
+    @field_validator("group_size")
+    @classmethod
+    def _a_group_compares(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("at least 2, because an advantage compares the pictures of one prompt; write 8")
+        return value
+
+    @field_validator("rewards")
+    @classmethod
+    def _something_to_learn(cls, value: dict[str, RewardOptions]) -> dict[str, RewardOptions]:
+        if not any(reward.weight for reward in value.values()):
+            raise ValueError(
+                "at least one reward with a weight, or there is nothing to learn; write for example {shapes: 1.0}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _own_prompts_own_evaluation(self) -> RunConfig:
+        if self.prompts != "shapes_train" and "prompts" not in self.eval.model_fields_set:
+            raise ValueError(
+                "eval.prompts: missing, and its default asks for shapes, which your prompts do not; "
+                "write eval: {prompts: your_heldout_file.txt}"
+            )
+        return self
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The recipe at ``path`` with dotted overrides, for example ``["policy.steps=12", "objective=grpo"]``.
+
+    Raises:
+        UserError: the file cannot be read, or a key or a value is wrong; names the file, the line and the field.
+    """
+    path = Path(path)
+    return recipe.load(RunConfig, path, overrides, defaults={"output": f"runs/{path.stem}"})
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved recipe, every default written out; `load_config` reads it back to an equal config."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text

@@ -1,0 +1,157 @@
+"""Evaluation: held-out prompts, fixed seeds, and the pipeline's stock sampler, whatever the training settings are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import parallel
+from .data import MicroBatch, PromptRow, plan_step, sample_seed
+from .policy import Policy
+from .reward import RewardBatch, RewardSet
+
+T = TypeVar("T")
+Progress = Callable[[Sequence[T]], Iterable[T]]
+
+THUMBNAIL = 64
+"""Pictures are compared for diversity at no more than this many pixels a side."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found; the same on all processes.
+
+    Attributes:
+        metrics: ``eval/<reward>/mean``, ``eval/<reward>/std``, ``eval/unscored`` and ``eval/diversity``.
+        images: `[3, H, W]` uint8, the first sample of every prompt, up to the number that was asked for.
+        records: prompt, row, sample, seed and scores of each of them.
+    """
+
+    metrics: dict[str, float]
+    images: list[Tensor]
+    records: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to evaluate.
+
+    Attributes:
+        samples_per_prompt: pictures a prompt.
+        steps: denoising steps.
+        guidance_scale: the pipeline's; None leaves it at its default.
+        micro_batch_size: pictures drawn at once.
+        seed: of the run.
+        call: further arguments of the pipeline.
+        keep: pictures to hand back.
+    """
+
+    samples_per_prompt: int
+    steps: int
+    guidance_scale: float | None
+    micro_batch_size: int
+    seed: int
+    call: Mapping[str, Any]
+    keep: int = 48
+
+
+def evaluate(
+    policy: Policy,
+    rows: Sequence[PromptRow],
+    rewards: RewardSet,
+    setting: Setting,
+    progress: Progress[MicroBatch] = lambda batches: batches,
+) -> Evaluation:
+    """Sample and score held-out prompts, the micro-batches spread over all processes.
+
+    Args:
+        policy: what to evaluate, with the weights that it has now.
+        rows: prompts.
+        rewards: what to measure.
+        setting: how.
+        progress: wraps the micro-batches of this process, for a progress bar.
+    """
+    calls = policy.denoiser_calls
+    batches = plan_step(
+        rows,
+        group_size=setting.samples_per_prompt,
+        micro_batch_size=setting.micro_batch_size,
+        step=0,
+        seed=sample_seed("evaluation", setting.seed),
+    )
+    mine = {}
+    for batch in progress([b for b in batches if b.index % parallel.world_size() == parallel.rank()]):
+        prompts = [row.prompt for row in batch.rows]
+        images = policy.sample(
+            prompts, seeds=batch.seeds, steps=setting.steps, guidance_scale=setting.guidance_scale, **setting.call
+        )
+        scored = RewardBatch(images, prompts, [row.metadata for row in batch.rows], torch.tensor(batch.groups))
+        first = [sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)]
+        kept = (images[first].clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        mine[batch.index] = (rewards.score(scored).raw, _thumbnails(images), kept)
+    policy.denoiser_calls = calls  # an evaluation is no part of the training's cost
+    parts = parallel.gather(mine)
+    scores = torch.cat([part[0] for part in parts.values()])
+    metrics = _summary(scores, rewards.names)
+    thumbnails = torch.cat([part[1] for part in parts.values()]).unflatten(0, (len(rows), setting.samples_per_prompt))
+    metrics["eval/diversity"] = diversity(thumbnails)
+    images = [image for part in parts.values() for image in part[2]]
+    return Evaluation(metrics, images, _records(batches, scores, rewards.names, setting.keep))
+
+
+def diversity(images: Tensor) -> float:
+    """Mean distance of two samples of a prompt: root of the mean squared pixel difference.
+
+    Args:
+        images: `[P, G, 3, H, W]` in [0, 1].
+
+    Returns:
+        0 for identical samples, at most 1; NaN for one sample a prompt.
+
+    >>> diversity(torch.tensor([0.0, 0.0, 1.0]).view(1, 3, 1, 1, 1).expand(1, 3, 3, 2, 2))  # doctest: +ELLIPSIS
+    0.666...
+    """
+    flat = images.flatten(2).float()
+    count = flat.shape[1]
+    if count < 2:
+        return float("nan")
+    distance = torch.cdist(flat, flat) / flat.shape[2] ** 0.5
+    return float(distance.sum(dim=(1, 2)).mean() / (count * (count - 1)))
+
+
+def _thumbnails(images: Tensor) -> Tensor:
+    side = max(images.shape[-2:])
+    if side > THUMBNAIL:
+        images = F.interpolate(images, scale_factor=THUMBNAIL / side, mode="area")
+    return images.cpu()
+
+
+def _summary(scores: Tensor, names: Sequence[str]) -> dict[str, float]:
+    metrics = {"eval/unscored": float(scores.isnan().any(dim=1).sum())}
+    for name, column in zip(names, scores.T, strict=True):
+        valid = column[~column.isnan()].double()
+        metrics[f"eval/{name}/mean"] = float(valid.mean())
+        metrics[f"eval/{name}/std"] = float(valid.std(correction=0))
+    return metrics
+
+
+def _records(batches: Sequence[MicroBatch], scores: Tensor, names: Sequence[str], keep: int) -> list[dict[str, Any]]:
+    samples = [sample for b in batches for sample in zip(b.rows, b.groups, b.samples, b.seeds, strict=True)]
+    return [
+        {
+            "prompt": row.prompt,
+            "row": row.row,
+            "sample": number,
+            "seed": seed,
+            "scores": {
+                name: None if value != value else value for name, value in zip(names, values.tolist(), strict=True)
+            },
+        }
+        for (row, group, number, seed), values in zip(samples, scores, strict=True)
+        if number == 0 and group < keep
+    ]

@@ -1,0 +1,321 @@
+r"""Transition kernels: where a sampler goes from ``x``, as a Gaussian.
+
+A kernel maps ``(x, model_output, place)`` to the mean `[B, ...]` and the standard deviation (one number) of
+``x_next``. It is the only place where they are computed: rollout, replay, log-probability and KL all read them here,
+in float32 whatever the model's dtype.
+
+Time is diffusers' sigma: 1 is noise, 0 is data, ``x = (1 - sigma) x_0 + sigma eps``, and a flow model's output is the
+velocity ``v = eps - x_0``. With ``dt = sigma_next - sigma < 0`` every flow kernel is linear,
+``mean = c_x x + c_v v``, so a flow kernel *is* its two coefficients and its std, worked out in float64:
+
+===========  =======================================================  ==============================
+kernel       s, the noise                                             std of the transition
+===========  =======================================================  ==============================
+`ode`        0                                                        0
+`flow_sde`   a sqrt(sigma / (1 - sigma))                              s sqrt(-dt)
+`dance_sde`  a                                                        s sqrt(-dt)
+`flow_cps`   sigma_next sin(a pi / 2)                                 s
+`ddim`       a sqrt((1-A')/(1-A) (1 - A/A')), A = alpha_cumprod       s
+===========  =======================================================  ==============================
+
+Two rules hold for all of them. Noise 0 is the stock scheduler's step, bit for bit. A step that ends on clean data
+(``sigma_next = 0``) is deterministic: noise drawn there would stay in the picture, and no model call could remove it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .errors import UserError
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class FlowPlace:
+    """Where a transition stands in a flow schedule.
+
+    Attributes:
+        step: absolute index in the schedule, 0 is the noisiest.
+        timestep: what the model is told, usually 1000 sigma.
+        sigma: noise level now, in (0, 1].
+        sigma_next: noise level after the step, in [0, sigma).
+        sigma_second: the schedule's second sigma, the stand-in for sigma where ``flow_sde`` is singular at 1.
+    """
+
+    step: int
+    timestep: float
+    sigma: float
+    sigma_next: float
+    sigma_second: float
+
+
+@dataclass(frozen=True)
+class DDPMPlace:
+    """Where a transition stands in the schedule of a DDPM-type model.
+
+    Attributes:
+        step: absolute index in the schedule, 0 is the noisiest.
+        timestep: the training timestep, in [0, 1000).
+        alpha_cumprod: signal share now, in (0, 1); ``x = sqrt(A) x_0 + sqrt(1 - A) eps``.
+        alpha_cumprod_next: signal share after the step, in (0, 1].
+        prediction_type: what the model predicts: ``epsilon``, ``v_prediction`` or ``sample``.
+        clip_range: bound on the predicted x_0, if the model's scheduler clips it.
+    """
+
+    step: int
+    timestep: float
+    alpha_cumprod: float
+    alpha_cumprod_next: float
+    prediction_type: str = "epsilon"
+    clip_range: float | None = None
+
+    @property
+    def sigma(self) -> float:
+        """Noise share now, ``sqrt(1 - A)``."""
+        return math.sqrt(1 - self.alpha_cumprod)
+
+    @property
+    def sigma_next(self) -> float:
+        """Noise share after the step."""
+        return math.sqrt(1 - self.alpha_cumprod_next)
+
+
+Place = FlowPlace | DDPMPlace
+Coefficients = Callable[[FlowPlace, float], tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A transition kernel; the functions of this module make them.
+
+    Attributes:
+        name: the name in a config.
+        noise_level: strength of the noise, 0 is deterministic.
+        coefficients: ``(place, noise_level) -> (c_x, c_v, std)`` of a flow kernel; None for DDPM-type models.
+    """
+
+    name: str
+    noise_level: float
+    coefficients: Coefficients | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a negative or infinite noise level."""
+        if not 0 <= self.noise_level < math.inf:
+            raise UserError(f"noise_level of {self.name} is {self.noise_level}; wanted a finite number of at least 0.")
+
+    def __call__(self, x: Tensor, model_output: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """Mean `[B, ...]` and std (0-dim) of ``x_next``, both float32.
+
+        Args:
+            x: `[B, ...]` latents now.
+            model_output: `[B, ...]` velocity of a flow model, or what ``place.prediction_type`` says.
+            place: the transition's place in its schedule.
+
+        Raises:
+            UserError: the kernel is for the other kind of model.
+        """
+        x, model_output = x.float(), model_output.float()
+        if isinstance(place, DDPMPlace):
+            self._must_suit(place)
+            return _ddim(x, model_output, place, self.noise_level)
+        c_x, c_v, std = self._flow(place)
+        return c_x * x + c_v * model_output, torch.tensor(std, device=x.device)
+
+    def std(self, place: Place) -> float:
+        """The std of the transition at a place, without a model call."""
+        if isinstance(place, DDPMPlace):
+            self._must_suit(place)
+            return float(_ddim_std(place, self.noise_level))
+        return self._flow(place)[2]
+
+    def deterministic(self) -> Kernel:
+        """The same kernel without noise."""
+        return replace(self, noise_level=0.0)
+
+    def _flow(self, place: FlowPlace) -> tuple[float, float, float]:
+        self._must_suit(place)
+        if self.coefficients is None or self.noise_level == 0 or place.sigma_next == 0:
+            # Not the limit of the formulas but the stock step itself, so that equality is exact.
+            return 1.0, place.sigma_next - place.sigma, 0.0
+        return self.coefficients(place, self.noise_level)
+
+    def _must_suit(self, place: Place) -> None:
+        if self.noise_level == 0:
+            return
+        if isinstance(place, DDPMPlace) != (self.coefficients is None):
+            kind, known = ("DDPM-type", "ddim") if isinstance(place, DDPMPlace) else ("flow", "flow_sde, dance_sde, flow_cps")
+            raise UserError(f"kernel {self.name!r} does not fit a {kind} model; write one of: ode, {known}.")
+
+
+def ode() -> Kernel:
+    """No noise: the stock sampler (Euler for flow models, DDIM with eta 0 for DDPM-type models).
+
+    >>> ode()(torch.ones(1, 2), torch.ones(1, 2), FlowPlace(0, 1000.0, 1.0, 0.75, 0.75))
+    (tensor([[0.7500, 0.7500]]), tensor(0.))
+    """
+    return Kernel("ode", 0.0)
+
+
+def flow_sde(noise_level: float = 0.7) -> Kernel:
+    r"""The SDE of Flow-GRPO, with the same marginals as the ODE.
+
+    ``s = a sqrt(sigma / (1 - sigma))``, ``mean = x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt``,
+    ``std = s sqrt(-dt)``. At sigma = 1, where s is infinite, the schedule's second sigma stands in, as in the
+    authors' code.
+
+    See "Flow-GRPO: Training Flow Matching Models via Online RL", Liu et al., https://arxiv.org/abs/2505.05470.
+
+    Args:
+        noise_level: a, at least 0; 0.7 for SD3.5, 0.9 for FLUX.
+
+    >>> flow_sde(0.7).std(FlowPlace(0, 500.0, 0.5, 0.25, 0.75))
+    0.35
+    """
+
+    def coefficients(place: FlowPlace, a: float) -> tuple[float, float, float]:
+        denominator = 1 - (place.sigma_second if place.sigma == 1 else place.sigma)
+        return _marginal_preserving(place, a * math.sqrt(place.sigma / denominator))
+
+    return Kernel("flow_sde", noise_level, coefficients)
+
+
+def dance_sde(noise_level: float = 0.3) -> Kernel:
+    """The SDE of DanceGRPO: `flow_sde` with a constant ``s = a``.
+
+    See "DanceGRPO: Unleashing GRPO on Visual Generation", Xue et al., https://arxiv.org/abs/2505.07818.
+
+    Args:
+        noise_level: a, at least 0; 0.3 for FLUX, 0.25 for HunyuanVideo.
+
+    >>> dance_sde(0.3).std(FlowPlace(0, 500.0, 0.5, 0.25, 0.75))
+    0.15
+    """
+    return Kernel("dance_sde", noise_level, _marginal_preserving)
+
+
+def flow_cps(noise_level: float = 0.7) -> Kernel:
+    """Coefficients-preserving sampling: the total noise after a step is exactly ``sigma_next``.
+
+    ``s = sigma_next sin(a pi / 2)``, ``mean = (1 - sigma_next) x_0 + sqrt(sigma_next^2 - s^2) eps``, ``std = s``, with
+    the predictions ``x_0 = x - sigma v`` and ``eps = x + (1 - sigma) v``. A fixed share of the noise is new at each step, so for many steps
+    the marginals stay those of the ODE only if ``a`` shrinks like ``1 / sqrt(steps)``.
+
+    The log-probability is the full Gaussian one; the authors' code drops the variance and the constants.
+
+    See "Coefficients-Preserving Sampling for Reinforcement Learning with Flow Matching", Wang and Yu,
+    https://arxiv.org/abs/2509.05952.
+
+    Args:
+        noise_level: a in [0, 1]; 0.7 to 0.9 in the authors' recipes.
+
+    >>> round(flow_cps(1.0).std(FlowPlace(0, 500.0, 0.5, 0.25, 0.75)), 6)
+    0.25
+    """
+    if noise_level > 1:
+        raise UserError(f"noise_level of flow_cps is {noise_level}; wanted a number in [0, 1].")
+
+    def coefficients(place: FlowPlace, a: float) -> tuple[float, float, float]:
+        angle = a * math.pi / 2
+        c_0, c_eps = 1 - place.sigma_next, place.sigma_next * math.cos(angle)
+        return c_0 + c_eps, c_eps * (1 - place.sigma) - c_0 * place.sigma, place.sigma_next * math.sin(angle)
+
+    return Kernel("flow_cps", noise_level, coefficients)
+
+
+def ddim(noise_level: float = 1.0) -> Kernel:
+    """DDIM with eta for DDPM-type models, as DDPO samples; eta = 1 is ancestral sampling.
+
+    ``std = eta sqrt((1-A')/(1-A) (1 - A/A'))``, ``mean = sqrt(A') x_0 + sqrt(1 - A' - std^2) eps``.
+
+    See "Denoising Diffusion Implicit Models", Song et al., https://arxiv.org/abs/2010.02502, and "Training Diffusion
+    Models with Reinforcement Learning", Black et al., https://arxiv.org/abs/2305.13301.
+
+    Args:
+        noise_level: eta, in [0, 1].
+
+    >>> round(ddim(1.0).std(DDPMPlace(0, 500.0, 0.5, 0.75)), 6)
+    0.408248
+    """
+    if noise_level > 1:
+        raise UserError(f"noise_level of ddim is its eta, {noise_level}; wanted a number in [0, 1].")
+    return Kernel("ddim", noise_level)
+
+
+KERNELS: dict[str, Callable[..., Kernel]] = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "dance_sde": dance_sde,
+    "flow_cps": flow_cps,
+    "ddim": ddim,
+}
+"""Every built-in kernel by its name in a config."""
+
+
+def log_prob(x_next: Tensor, mean: Tensor, std: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Gaussian log-density of ``x_next`` `[B, ...]`, averaged or summed over all but the batch axis, `[B]`.
+
+    ``-(x_next - mean)^2 / (2 std^2) - ln std - ln(2 pi) / 2`` for each element. Published clip ranges assume the
+    average; with ``sum`` they must be multiplied by the number of elements.
+
+    >>> log_prob(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor(2.0))
+    tensor([-1.8621])
+    """
+    z = (x_next.float() - mean) / std
+    return _reduce(-0.5 * z.square() - torch.log(std) - 0.5 * math.log(2 * math.pi), reduction)
+
+
+def kl(mean: Tensor, mean_reference: Tensor, std: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """KL divergence `[B]` of two transitions with the same std, ``(mean - mean_reference)^2 / (2 std^2)``.
+
+    ``std`` is the transition's own; the released Flow-GRPO divides by its square without ``-dt``, which is 10 to 100
+    times less, so its betas do not carry over.
+
+    >>> kl(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor(2.0))
+    tensor([0.2500])
+    """
+    return _reduce(0.5 * ((mean - mean_reference) / std).square(), reduction)
+
+
+def _reduce(values: Tensor, reduction: Reduction) -> Tensor:
+    if reduction not in ("mean", "sum"):
+        raise UserError(f"reduction is {reduction!r}; wanted 'mean' or 'sum'.")
+    rows = values.flatten(1)
+    return rows.mean(dim=1) if reduction == "mean" else rows.sum(dim=1)
+
+
+def _marginal_preserving(place: FlowPlace, s: float) -> tuple[float, float, float]:
+    """``(c_x, c_v, std)`` of ``x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt + s sqrt(-dt) z``."""
+    dt = place.sigma_next - place.sigma
+    pull = s * s / (2 * place.sigma)
+    return 1 + pull * dt, (1 + pull * (1 - place.sigma)) * dt, s * math.sqrt(-dt)
+
+
+def _ddim_std(place: DDPMPlace, eta: float) -> Tensor:
+    a, a_next = torch.tensor(place.alpha_cumprod), torch.tensor(place.alpha_cumprod_next)
+    return eta * ((1 - a_next) / (1 - a) * (1 - a / a_next)) ** 0.5
+
+
+def _ddim(x: Tensor, model_output: Tensor, place: DDPMPlace, eta: float) -> tuple[Tensor, Tensor]:
+    # The operations, their order and their float32 scalars are those of diffusers' DDIMScheduler: eta 0 is bit-equal.
+    a, a_next = torch.tensor(place.alpha_cumprod), torch.tensor(place.alpha_cumprod_next)
+    b = 1 - a
+    if place.prediction_type == "epsilon":
+        x_0, eps = (x - b**0.5 * model_output) / a**0.5, model_output
+    elif place.prediction_type == "v_prediction":
+        x_0, eps = a**0.5 * x - b**0.5 * model_output, a**0.5 * model_output + b**0.5 * x
+    elif place.prediction_type == "sample":
+        x_0, eps = model_output, (x - a**0.5 * model_output) / b**0.5
+    else:
+        known = "epsilon, v_prediction, sample"
+        raise UserError(f"the scheduler's prediction_type is {place.prediction_type!r}; known: {known}.")
+    if place.clip_range is not None:
+        x_0 = x_0.clamp(-place.clip_range, place.clip_range)
+    std = _ddim_std(place, eta)
+    return a_next**0.5 * x_0 + (1 - a_next - std**2) ** 0.5 * eps, std.to(x.device)

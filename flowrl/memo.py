@@ -1,0 +1,187 @@
+"""Remembers what the frozen parts of a pipeline returned, so that a replay calls no encoder and draws no condition.
+
+A replay runs the pipeline again for one step. What lies around the denoiser (text and image encoders, the VAE's
+encoder, noise on a conditioning image) must give exactly what it gave in the rollout; running it again would cost time
+and, where it draws at random, would make the probability ratio differ from 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Key = tuple[str, str]
+
+
+class Memo:
+    """Results of frozen callables, by the content of their arguments; the oldest entries leave when it is full."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        """Make an empty memory of at most ``capacity`` results."""
+        self._results: OrderedDict[Key, Any] = OrderedDict()
+        self._capacity = capacity
+
+    def get(self, key: Key, compute: Callable[[], Any]) -> Any:
+        """The remembered result, or a new one."""
+        if key not in self._results:
+            self._results[key] = compute()
+            if len(self._results) > self._capacity:
+                self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        return self._results[key]
+
+    def clear(self) -> None:
+        """Forget everything (a frozen part has changed, say)."""
+        self._results.clear()
+
+
+class Memory:
+    """What one rollout needs to be replayed: the results of frozen parts that it used, and its initial latents.
+
+    Attributes:
+        initial: what ``prepare_latents`` returned, call by call.
+        first: the latents of the first step, to find their place in ``initial``.
+    """
+
+    def __init__(self, shared: Memo) -> None:
+        """Share results with other rollouts through ``shared``; keep alive those that this one used."""
+        self._shared = shared
+        self._used: dict[Key, Any] = {}
+        self.initial: list[Any] = []
+        self.first: Tensor | None = None
+
+    def recall(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that answers from memory where it can."""
+
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            key = (name, digest((args, kwargs)))
+            if key not in self._used:
+                self._used[key] = self._shared.get(key, lambda: function(*args, **kwargs))
+            return self._used[key]
+
+        return remembered
+
+    def record_initial(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A ``prepare_latents`` that remembers what it returned."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            self.initial.append(result)
+            return result
+
+        return recorded
+
+    def replace_initial(self, x: Tensor) -> Callable[..., Any]:
+        """A ``prepare_latents`` that returns what it did in the rollout, with the initial noise exchanged for ``x``."""
+        calls = iter(self.initial)
+
+        def replaced(*_: Any, **__: Any) -> Any:
+            result = next(calls)
+            items = result if isinstance(result, tuple) else (result,)
+            swapped = tuple(x if self._is_first(item) else item for item in items)
+            return swapped if isinstance(result, tuple) else swapped[0]
+
+        return replaced
+
+    def can_replace(self) -> bool:
+        """Whether the initial noise was found among what ``prepare_latents`` returned."""
+        results = (item for result in self.initial for item in (result if isinstance(result, tuple) else (result,)))
+        return any(self._is_first(item) for item in results)
+
+    def _is_first(self, item: Any) -> bool:
+        if item is self.first:
+            return item is not None
+        return (
+            isinstance(item, Tensor)
+            and self.first is not None
+            and item.shape == self.first.shape
+            and torch.equal(item, self.first)
+        )
+
+
+def digest(value: Any) -> str:
+    """A hash of the content of nested arguments: numbers, text, tensors, arrays, pictures, containers.
+
+    >>> digest((1, "a")) == digest((1, "a")), digest(1) == digest(1.0)
+    (True, False)
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for chunk in _chunks(value):
+        state.update(len(chunk).to_bytes(8, "little"))
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def _chunks(value: Any) -> Iterator[bytes]:
+    yield type(value).__name__.encode()
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield value.tobytes()
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _chunks(key)
+            yield from _chunks(value[key])
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        yield str(len(value)).encode()
+        for item in value:
+            yield from _chunks(item)
+    elif hasattr(value, "tobytes"):  # a PIL picture
+        yield f"{getattr(value, 'mode', '')} {getattr(value, 'size', '')}".encode()
+        yield value.tobytes()
+    else:
+        yield repr(value).encode()
+
+
+@contextmanager
+def exchanged(owner: Any, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Exchange methods of an object, or of its parts (``"vae.encode"``), and put the old ones back afterwards.
+
+    Works on the instance alone, and restores methods that were already exchanged there (hooks of accelerate, say).
+    """
+    with ExitStack() as restore:
+        for path, function in replacements.items():
+            *parents, name = path.split(".")
+            target = owner
+            for parent in parents:
+                target = getattr(target, parent)
+            before = vars(target).get(name)
+            vars(target)[name] = function
+            restore.callback(_put_back, target, name, before)
+        yield
+
+
+def _put_back(target: Any, name: str, before: Any) -> None:
+    if before is None:
+        del vars(target)[name]
+    else:
+        vars(target)[name] = before
+
+
+def frozen_callables(pipe: Any, trainable: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The callables of a pipeline that a replay must not run again, by their path.
+
+    These are the forward passes of every module that is not trained, but for the VAE: of that, its ``encode``; and
+    ``encode_prompt`` as a whole, if no text encoder is trained, which spares the tokenizer too.
+    """
+    modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    found: dict[str, Callable[..., Any]] = {}
+    for name, module in modules.items():
+        if name in trainable:
+            continue
+        method = "forward"
+        if hasattr(module, "encode") and hasattr(module, "decode"):
+            method = "encode"
+        found[f"{name}.{method}"] = getattr(module, method)
+    if hasattr(pipe, "encode_prompt") and not any("text_encoder" in name for name in trainable):
+        found["encode_prompt"] = pipe.encode_prompt
+    return found

@@ -1,0 +1,7 @@
+"""Objectives: how scored samples change the policy. One file a family; see `flowrl.objectives.base` for the contract."""
+
+from .base import Objective, Terms, Work
+from .grpo import GRPO
+from .nft import NFT
+
+__all__ = ["GRPO", "NFT", "Objective", "Terms", "Work"]

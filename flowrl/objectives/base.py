@@ -1,0 +1,85 @@
+"""The contract between the trainer and an objective.
+
+The trainer samples micro-batches, scores them, and asks the objective for *work*: pieces that are one forward and
+backward pass each. It shuffles the pieces of all micro-batches, and for each calls `Objective.loss`. It knows no
+objective by name; what an objective needs, it declares.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from ..adapters import Decay, WeightCopy
+from ..policy import Policy
+from ..trajectory import Rollout
+
+
+class Options(BaseModel):
+    """Options of an objective: what a config may write below ``objective:`` beside the name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Terms(NamedTuple):
+    """What a piece of work gives.
+
+    Attributes:
+        loss: `[B]`, one value a sample; the trainer takes the mean over all samples and pieces.
+        metrics: detached values `[B]` or 0-dim, averaged over pieces under their names.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The surroundings of a piece of work.
+
+    Attributes:
+        advantages: `[B]` of the micro-batch, float32.
+        copies: the named weight copies that the objective declared.
+        on_policy: no update has happened since the rollout.
+    """
+
+    advantages: Tensor
+    copies: Mapping[str, WeightCopy] = field(default_factory=dict)
+    on_policy: bool = False
+
+
+class Objective(ABC):
+    """An update rule.
+
+    Attributes:
+        transitions: whether rollouts must record transitions; final latents alone are enough otherwise.
+        behaviour: the weight copy that samples the rollouts; None for the current weights.
+    """
+
+    Options: ClassVar[type[Options]] = Options
+    transitions: ClassVar[bool] = True
+    behaviour: ClassVar[str | None] = None
+
+    def copies(self) -> Mapping[str, Decay]:
+        """Named weight copies to keep, each with its decay by step; they are updated after every step."""
+        return {}
+
+    @abstractmethod
+    def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[Any]:
+        """Cut a micro-batch into pieces of work.
+
+        Args:
+            policy: the policy.
+            rollout: a micro-batch.
+            generator: a CPU generator; its state depends on run seed, step and micro-batch alone.
+        """
+
+    @abstractmethod
+    def loss(self, policy: Policy, rollout: Rollout, piece: Any, work: Work) -> Terms:
+        """Loss and metrics of one piece, with gradients to the policy's parameters."""

@@ -1,0 +1,332 @@
+"""A diffusers pipeline as a stochastic policy.
+
+    policy = Policy(pipe, kernel=kernels.flow_sde(0.7))
+    rollout = policy.rollout(["a red circle"] * 4, seeds=[0, 1, 2, 3], steps=10)
+    replay = policy.replay(rollout, step=3)      # mean, std, log_prob with gradients
+    velocity = policy.predict(rollout, x_t, sigma)
+
+The pipeline's own code runs each time, with another scheduler in it (`flowrl.scheduler`) and its frozen parts answered
+from memory (`flowrl.memo`). So guidance, conditions and masks in a replay cannot differ from those of the rollout, and
+before an update the replayed log-probability equals the recorded one exactly, for the same micro-batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import memo
+from .adapters import LoRA, add_lora, adapters_off, export_lora, has_adapters, trainable_parameters
+from .errors import UserError
+from .kernels import Kernel, Reduction
+from .memo import Memo, Memory
+from .scheduler import Probing, Recording, Replaying, Session, policy_scheduler
+from .trajectory import Rollout, own
+
+DENOISERS = ("transformer", "unet", "prior")
+"""Component names that hold a policy where none is named."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded transition under the current weights.
+
+    Attributes:
+        log_prob: `[B]` of the recorded ``x_next``, with gradients.
+        mean: `[B, ...]` float32, with gradients.
+        std: 0-dim.
+        model_output: `[B, ...]`, after guidance.
+    """
+
+    log_prob: Tensor
+    mean: Tensor
+    std: Tensor
+    model_output: Tensor
+
+
+class Policy:
+    """A pipeline whose sampling can be recorded, replayed and differentiated.
+
+    Attributes:
+        pipe: the pipeline; outside the calls of the policy it is as it was, but for the adapters.
+        modules: the components that are trained, by name.
+        parameters: their trainable parameters, float32, by name.
+        denoiser_calls: samples that the denoiser has processed so far, counting guidance's second pass.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        *,
+        kernel: Kernel,
+        trainable: Sequence[str] | None = None,
+        lora: LoRA | None = LoRA(),
+        reduction: Reduction = "mean",
+    ) -> None:
+        """Make a pipeline a policy.
+
+        Args:
+            pipe: a diffusers pipeline.
+            kernel: how a step of the rollout is randomised.
+            trainable: component names; None takes the pipeline's denoisers.
+            lora: the adapter to add; None trains the adapters that are there.
+            reduction: of log-probabilities, ``"mean"`` or ``"sum"`` over a sample's elements.
+
+        Raises:
+            UserError: no such component, no policy for its scheduler, or no adapter to train.
+        """
+        self.pipe, self.kernel, self.reduction = pipe, kernel, reduction
+        self._scheduler = policy_scheduler(pipe.scheduler)
+        self.modules = _components(pipe, trainable)
+        for name, part in pipe.components.items():
+            if isinstance(part, nn.Module):
+                part.eval()
+                if name not in self.modules:
+                    part.requires_grad_(False)
+        for name, module in self.modules.items():
+            if lora is not None:
+                add_lora(module, lora)
+            elif not has_adapters(module):
+                raise UserError(f"{name} has no adapter and lora is None: there is nothing to train.")
+            module.register_forward_pre_hook(self._count, with_kwargs=True)
+        self.parameters = trainable_parameters(self.modules)
+        self.denoiser_calls = 0
+        self._memo = Memo()
+        self._arguments = inspect.signature(type(pipe).__call__).parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy's parameters are."""
+        return next(iter(self.parameters.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the base model; adapters are float32."""
+        module = next(iter(self.modules.values()))
+        return next(p for p in module.parameters() if not p.requires_grad).dtype
+
+    @property
+    def takes_sigma_per_sample(self) -> bool:
+        """Whether `predict` takes a noise level for each sample: not where guidance doubles the batch."""
+        return not getattr(self.pipe, "do_classifier_free_guidance", False)
+
+    @torch.no_grad()
+    def rollout(
+        self,
+        prompts: Sequence[str],
+        *,
+        seeds: Sequence[int],
+        steps: int,
+        guidance_scale: float | None = None,
+        train_steps: Collection[int] | str = "all",
+        noise_steps: Collection[int] | str = "all",
+        latent_seeds: Sequence[int] | None = None,
+        **call: Any,
+    ) -> Rollout:
+        """Sample a micro-batch and record its transitions.
+
+        Args:
+            prompts: B prompts.
+            seeds: B seeds of the samples' noise.
+            steps: length of the schedule.
+            guidance_scale: the pipeline's; None leaves it at the pipeline's default.
+            train_steps: steps to record; ``"all"`` records every step that can be trained, none for ``()``.
+            noise_steps: steps that are stochastic; ``()`` samples the ODE.
+            latent_seeds: B seeds of the initial noise; by default ``seeds``. Equal ones share the initial noise.
+            call: further arguments of the pipeline, such as ``height`` or ``negative_prompt``.
+
+        Raises:
+            UserError: lengths disagree, a step is outside the schedule, or a step to be trained is deterministic.
+        """
+        initial = list(seeds if latent_seeds is None else latent_seeds)
+        if not len(prompts) == len(seeds) == len(initial):
+            raise UserError(f"{len(prompts)} prompts came with {len(seeds)} seeds and {len(initial)} latent_seeds.")
+        arguments = self._call(prompts, steps, guidance_scale, call)
+        noise = SeededNoise(seeds)
+        session = Recording(
+            self.kernel, noise, train_steps=train_steps, noise_steps=noise_steps, reduction=self.reduction
+        )
+        memory = Memory(self._memo)
+        generators = [torch.Generator().manual_seed(seed) for seed in initial]
+        with self._seam(session, memory):
+            images = self._run(**arguments, generator=generators, output_type="pt")
+        memory.first = session.first
+        if session.last is None:
+            raise UserError(f"{type(self.pipe).__name__} never called its scheduler; it cannot be a policy.")
+        return Rollout(
+            images=images.float(),
+            latents=own(session.last),
+            transitions=session.transitions,
+            places=self._scheduler.places,
+            stds=session.stds,
+            prompts=list(prompts),
+            call=arguments,
+            memory=memory,
+        )
+
+    def replay(self, rollout: Rollout, step: int) -> Replay:
+        """Evaluate a recorded transition under the current weights, with gradients.
+
+        Args:
+            rollout: a micro-batch, whole: float results depend on the composition of a batch.
+            step: absolute index of a recorded step.
+
+        Raises:
+            UserError: the step was not recorded.
+        """
+        if step not in rollout.transitions:
+            recorded = sorted(rollout.transitions)
+            raise UserError(f"step {step} was not recorded; the rollout holds {recorded or 'no steps'}.")
+        transition = rollout.transitions[step]
+        session = Replaying(self.kernel, transition, self.reduction)
+        self._one_step(rollout, session, transition.x)
+        if session.model_output is None:
+            raise UserError(f"{type(self.pipe).__name__} did not run step {step} when asked to replay it.")
+        return Replay(session.log_prob, session.mean, session.std, session.model_output)
+
+    def predict(self, rollout: Rollout, x_t: Tensor, sigma: float | Tensor) -> Tensor:
+        """Model output `[B, ...]` at any ``(x_t, sigma)``, under the rollout's conditions, with gradients.
+
+        Args:
+            rollout: a micro-batch; its prompts, guidance and other arguments are used.
+            x_t: `[B, ...]` noised latents, like ``rollout.latents``.
+            sigma: noise level in (0, 1]; `[B]` for one a sample, where the pipeline runs without guidance.
+        """
+        levels = torch.as_tensor(sigma, dtype=torch.float32, device=x_t.device)
+        timesteps = self._scheduler.timestep_at(levels)
+        session = Probing(timesteps[None])
+        self._one_step(rollout, session, x_t.to(rollout.latents.dtype))
+        if session.model_output is None:
+            raise UserError(f"{type(self.pipe).__name__} did not run the step that it was asked to predict.")
+        return session.model_output
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        *,
+        seeds: Sequence[int],
+        steps: int,
+        guidance_scale: float | None = None,
+        **call: Any,
+    ) -> Tensor:
+        """Pictures `[B, 3, H, W]` in [0, 1] by the pipeline's stock sampler, which no training setting touches."""
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        arguments = self._call(prompts, steps, guidance_scale, call)
+        before = copy.deepcopy(self.pipe.scheduler)
+        try:
+            with _quiet(self.pipe), memo.exchanged(self.pipe, self._remembered(Memory(self._memo))):
+                images: Tensor = self._run(**arguments, generator=generators, output_type="pt")
+        finally:
+            self.pipe.scheduler = before
+        return images.float()
+
+    def reference(self) -> AbstractContextManager[None]:
+        """The base model inside the block: adapters off, everything restored afterwards."""
+        return adapters_off(self.modules)
+
+    def save_lora(self, folder: str | Path) -> Path:
+        """Write the adapter for ``load_lora_weights``, its scale included."""
+        return export_lora(self.modules, Path(folder))
+
+    def _call(
+        self, prompts: Sequence[str], steps: int, guidance_scale: float | None, call: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        arguments = {**call, "prompt": list(prompts), "num_inference_steps": steps, "return_dict": False}
+        if guidance_scale is not None:
+            arguments["guidance_scale"] = guidance_scale
+        unknown = sorted(set(arguments) - set(self._arguments))
+        if unknown:
+            raise UserError(f"{type(self.pipe).__name__} takes no argument {', '.join(unknown)}.")
+        return arguments
+
+    def _one_step(self, rollout: Rollout, session: Session, x: Tensor) -> None:
+        if not rollout.memory.can_replace():
+            raise UserError(
+                f"{type(self.pipe).__name__}: the initial noise was not found in what prepare_latents returned, so its "
+                "steps cannot be run one by one."
+            )
+        with self._seam(session, rollout.memory, x):
+            self._run(**rollout.call, generator=None, output_type="latent")
+
+    def _run(self, **arguments: Any) -> Any:
+        # The undecorated function: diffusers wraps __call__ in torch.no_grad().
+        return inspect.unwrap(type(self.pipe).__call__)(self.pipe, **arguments)[0]
+
+    def _remembered(self, memory: Memory) -> dict[str, Any]:
+        frozen = memo.frozen_callables(self.pipe, list(self.modules))
+        return {path: memory.recall(path, function) for path, function in frozen.items()}
+
+    @contextmanager
+    def _seam(self, session: Session, memory: Memory, x: Tensor | None = None) -> Iterator[None]:
+        """The pipeline with the policy scheduler in it, its frozen parts answered from memory."""
+        stock = self.pipe.scheduler
+        prepare = self.pipe.prepare_latents
+        initial = memory.record_initial(prepare) if x is None else memory.replace_initial(x)
+        self._scheduler.session = session
+        try:
+            self.pipe.scheduler = self._scheduler
+            with _quiet(self.pipe), memo.exchanged(
+                self.pipe, {**self._remembered(memory), "prepare_latents": initial}
+            ):
+                yield
+        finally:
+            self.pipe.scheduler = stock
+
+    def _count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        latents = kwargs.get("hidden_states", kwargs.get("sample", args[0] if args else None))
+        self.denoiser_calls += 1 if latents is None else len(latents)
+
+
+class SeededNoise:
+    """Standard normal noise for a micro-batch, each sample from its own generator.
+
+    Drawn on the CPU in float32, so that a sample's noise depends on its seed alone: not on the device, the dtype, or
+    its neighbours in the batch.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        """Start one stream a sample; the streams differ from those of ``torch.Generator().manual_seed(seed)``."""
+        self._generators = [torch.Generator().manual_seed((seed ^ 0x5DEECE66D) % 2**63) for seed in seeds]
+
+    def __call__(self, like: Tensor) -> Tensor:
+        """Draw noise shaped like a `[B, ...]` tensor, float32 on its device."""
+        if len(like) != len(self._generators):
+            raise UserError(f"the pipeline samples {len(like)} latents for {len(self._generators)} seeds.")
+        rows = [torch.randn(like.shape[1:], generator=generator) for generator in self._generators]
+        return torch.stack(rows).to(like.device)
+
+
+def _components(pipe: Any, names: Sequence[str] | None) -> dict[str, nn.Module]:
+    modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    if names is None:
+        names = [name for name in modules if name.rstrip("_0123456789") in DENOISERS]
+    missing = [name for name in names if name not in modules]
+    if missing or not names:
+        raise UserError(
+            f"{type(pipe).__name__} has no component {', '.join(missing) or 'that is known as a denoiser'}; "
+            f"its modules: {', '.join(modules)}."
+        )
+    return {name: modules[name] for name in names}
+
+
+@contextmanager
+def _quiet(pipe: Any) -> Iterator[None]:
+    """No progress bar of the pipeline's inside the block: the trainer has its own."""
+    before = getattr(pipe, "_progress_bar_config", None)
+    pipe.set_progress_bar_config(disable=True)
+    try:
+        yield
+    finally:
+        if before is None:
+            del pipe._progress_bar_config
+        else:
+            pipe._progress_bar_config = before

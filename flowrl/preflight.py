@@ -1,0 +1,243 @@
+"""What can be known before any weights load: a run that cannot work is refused here, and leaves nothing behind.
+
+`preflight` runs every check, the cheap ones first, and hands back what it had to build on the way. It reads files and
+imports plug-ins, but writes nothing and loads no weights. In a run of several processes all must have passed before one
+of them creates the output folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import plugins, recipe
+from .config import ModelConfig, Plugin, PolicyConfig, RewardOptions, RunConfig, load_config
+from .data import PromptRow, load_prompts
+from .errors import UserError
+from .models import find_model, matrices
+
+if TYPE_CHECKING:
+    from .kernels import Kernel
+    from .objectives import Objective
+    from .reward import RewardSet
+
+RESUMABLE = ("output", "max_steps", "micro_batch_size", "eval", "checkpoint_every", "keep_checkpoints", "trackers")
+"""Fields that may change when a run is resumed: none of them alters what the steps compute."""
+
+RUN_FILES = (
+    "config.yaml",
+    "metrics.jsonl",
+    "environment.json",
+    "samples",
+    "checkpoints",
+    "adapter",
+    "trackers",
+    "report.html",
+)
+"""What a run writes into its folder."""
+
+_LAUNCHER_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "no": None}
+_SPARE_BYTES = 64 * 2**20  # pictures, metrics, the report
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a checked run is made of.
+
+    Attributes:
+        model: the model's folder, or its hub id.
+        loader: ``loader(model, config.model)`` gives the pipeline.
+        kernel: the transition kernel of the rollouts.
+        rows: prompts to train on.
+        eval_rows: held-out prompts.
+        rewards: what is trained on.
+        eval_rewards: what evaluations measure.
+        advantage: ``advantage(scores, weights)``, its options bound.
+        objective: the objective, its options set.
+    """
+
+    model: str
+    loader: Callable[..., Any]
+    kernel: Kernel
+    rows: list[PromptRow]
+    eval_rows: list[PromptRow]
+    rewards: RewardSet
+    eval_rewards: RewardSet
+    advantage: Callable[..., Any]
+    objective: Objective
+
+
+def preflight(config: RunConfig, resume: bool = False) -> Preflight:
+    """Check a run and build its parts that need no weights.
+
+    Args:
+        config: the run.
+        resume: whether ``config.output`` may hold the beginning of this run.
+
+    Raises:
+        UserError: the run cannot work; the message says what to change.
+    """
+    check_launcher(config.model)
+    check_output(config, resume)
+    model = find_model(config.model)
+    loader = plugins.load("pipelines", config.model.loader)
+    kernel, objective = make_kernel(config.policy), make_objective(config.objective)
+    check_transitions(config.objective.name, objective, kernel)
+    advantage = make_advantage(config.advantage)
+    check_disk(config, model)
+    # Rewards come last: their constructors may load weights of their own.
+    rows, eval_rows = load_prompts(config.prompts), load_prompts(config.eval.prompts)
+    rewards = make_rewards(config.rewards)
+    rewards.check(rows)
+    eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
+    eval_rewards.check(eval_rows)
+    return Preflight(model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective)
+
+
+def check_launcher(model: ModelConfig, environment: Mapping[str, str] = os.environ) -> None:
+    """Precision is said in one place, and no two processes share a GPU.
+
+    Args:
+        model: the run's model.
+        environment: what ``accelerate launch`` set.
+
+    >>> check_launcher(ModelConfig(path="a"), {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    Traceback (most recent call last):
+        ...
+    flowrl.errors.UserError: the launcher asks for bf16 and model.dtype is float32; write model.dtype: bfloat16, or \
+launch with --mixed_precision no.
+    """
+    asked = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    dtype = _LAUNCHER_DTYPES.get(asked, asked)
+    if dtype is not None and dtype != model.dtype:
+        known = f"write model.dtype: {dtype}, or " if asked in _LAUNCHER_DTYPES else ""
+        raise UserError(
+            f"the launcher asks for {asked} and model.dtype is {model.dtype}; {known}launch with --mixed_precision no."
+        )
+    processes = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    if processes > 1:
+        import torch
+
+        devices = torch.cuda.device_count()
+        if 0 < devices < processes:
+            raise UserError(f"{processes} processes for {devices} GPUs; launch with --num_processes {devices}.")
+
+
+def check_output(config: RunConfig, resume: bool) -> None:
+    """The output folder is free, or holds the beginning of this very run.
+
+    Raises:
+        UserError: it holds another run or foreign files, cannot be written, or the resumed run would change.
+    """
+    folder = config.output
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        problem = "cannot be written" if existing.is_dir() else "is a file"
+        raise UserError(f"output: {existing} {problem}; write another folder, such as output=runs/second.")
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    visible = [name for name in names if not name.startswith(".")]
+    if not visible:
+        return
+    listed = ", ".join(visible[:5])
+    foreign = [name for name in visible if name not in RUN_FILES]
+    if "config.yaml" not in names and foreign:
+        raise UserError(f"output: {folder} is not empty ({listed}) and holds no run; write another folder.")
+    if not resume:
+        raise UserError(
+            f"output: {folder} holds a run already ({listed}); continue it with --resume, "
+            f"or write another folder, such as output={folder}-2."
+        )
+    if "config.yaml" in names:
+        _same_run(config, folder / "config.yaml")
+
+
+def _same_run(config: RunConfig, path: Path) -> None:
+    before, now = (c.model_dump(mode="json", exclude=set(RESUMABLE)) for c in (load_config(path), config))
+    changed = [f"{key} was {before[key]}, is {now[key]}" for key in now if before[key] != now[key]]
+    if changed:
+        raise UserError(
+            f"{path} is of another run: {'; '.join(changed)}. Take the old values back, or write another output. "
+            f"Free to change when resuming: {', '.join(RESUMABLE)}."
+        )
+
+
+def make_rewards(rewards: Mapping[str, RewardOptions]) -> RewardSet:
+    """The rewards of a config."""
+    from .reward import RewardSet
+
+    return RewardSet.from_config({name: options.model_dump() for name, options in rewards.items()})
+
+
+def make_kernel(policy: PolicyConfig) -> Kernel:
+    """The transition kernel of a config."""
+    from .kernels import KERNELS
+
+    return KERNELS[policy.kernel]() if policy.kernel == "ode" else KERNELS[policy.kernel](policy.noise_level)
+
+
+def make_advantage(advantage: Plugin) -> Callable[..., Any]:
+    """The advantage of a config, ``f(scores, weights)``, its options bound."""
+    function: Callable[..., Any] = plugins.load("advantages", advantage.name)
+    plugins.check_options(function, advantage.options, f"advantage {advantage.name}", given=2)
+    return partial(function, **advantage.options)
+
+
+def make_objective(objective: Plugin) -> Objective:
+    """The objective of a config."""
+    from .objectives import Objective
+
+    found = plugins.load("objectives", objective.name)
+    if not (isinstance(found, type) and issubclass(found, Objective)):
+        raise UserError(
+            f"objective: {objective.name!r} is {found!r}; wanted a subclass of flowrl.objectives.Objective."
+        )
+    recipe.validate(found.Options, objective.options, recipe.Source(f"objective {objective.name}"))
+    return found(**objective.options)
+
+
+def check_transitions(name: str, objective: Objective, kernel: Kernel) -> None:
+    """An objective that trains on transitions needs a kernel with noise."""
+    if objective.transitions and kernel.noise_level == 0:
+        raise UserError(
+            f"objective {name} trains on stochastic transitions, and kernel {kernel.name} with "
+            "noise_level 0 has none; write policy.kernel: flow_sde, or an objective that needs none, such as nft."
+        )
+
+
+def check_disk(config: RunConfig, model: str) -> None:
+    """There is room for the checkpoints."""
+    folder = next(path for path in (config.output, *config.output.absolute().parents) if path.exists())
+    wanted, free = run_bytes(config, model), shutil.disk_usage(folder).free
+    if free < wanted:
+        raise UserError(
+            f"output: no disk space for checkpoints: {folder} has {free / 2**20:.0f} MB free, and this run needs about "
+            f"{wanted / 2**20:.0f} MB; write output: on another disk, keep_checkpoints: 1, or a smaller lora.rank."
+        )
+
+
+def run_bytes(config: RunConfig, model: str) -> int:
+    """About how many bytes a run writes.
+
+    A checkpoint holds the LoRA, Adam's two moments, and up to two more copies (EMA, old policy), in float32; one more
+    than ``keep_checkpoints`` exist while the newest is written. The sizes come from the headers of the weight files;
+    for a model that is not on this disk only a flat sum is asked for.
+    """
+    from .policy import DENOISERS
+
+    numbers = sum(
+        config.lora.rank * (shape[0] + shape[1])
+        for name, shape in matrices(Path(model), DENOISERS)
+        if name.endswith(_targets(config.lora.targets))
+    )
+    return 4 * numbers * (5 * (config.keep_checkpoints + 1) + 2) + _SPARE_BYTES
+
+
+def _targets(targets: Sequence[str] | None) -> tuple[str, ...]:
+    from .adapters import ATTENTION
+
+    return tuple("." + target + ".weight" for target in targets or ATTENTION)

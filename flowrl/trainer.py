@@ -1,0 +1,422 @@
+"""The loop: sample, score, credit, update, evaluate, save.
+
+The trainer knows four contracts (policy, reward, advantage, objective) and no method by name. Every process holds the
+whole policy and the same state; micro-batch ``i`` of a step is rolled out and trained by rank ``i % world_size``, and
+what must be known everywhere (scores, gradients) is exchanged. So the number of processes changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from . import parallel
+from .adapters import Decay, LoRA, WeightCopy, constant_decay, export_lora
+from .checkpoint import Checkpoints, Counters
+from .config import RunConfig
+from .data import MicroBatch, plan_step, rows_for_step, sample_seed
+from .errors import RunStopped
+from .evaluation import Evaluation, Setting, evaluate
+from .objectives import Work
+from .policy import Policy
+from .preflight import Preflight, preflight
+from .reward import RewardBatch
+from .run import RunFolder, environment
+from .trajectory import Rollout
+
+T = TypeVar("T")
+
+PATIENCE = 3
+"""Steps in a row without a learning signal before a run stops itself."""
+
+
+def train(config: RunConfig, resume: bool = False) -> Path:
+    """Run a whole training.
+
+    Args:
+        config: the run.
+        resume: go on from the last checkpoint in ``config.output``, or from the start if there is none.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        UserError: the run cannot work; nothing has been written.
+        RunStopped: the run found itself broken.
+    """
+    checked = preflight(config, resume)
+    trainer = Trainer(config, checked, Accelerator(log_with=list(config.trackers), project_dir=config.output))
+    trainer.run()
+    return config.output
+
+
+class Trainer:
+    """A run in progress.
+
+    Attributes:
+        policy: what is trained.
+        copies: named weight copies: those that the objective declared, and ``ema``.
+        counters: steps done, denoiser calls, and so on.
+    """
+
+    def __init__(self, config: RunConfig, checked: Preflight, accelerator: Accelerator) -> None:
+        """Load the model and set everything up; nothing is written yet."""
+        self.config, self._checked, self._accelerator = config, checked, accelerator
+        pipe = checked.loader(checked.model, config.model).to(accelerator.device)
+        targets = None if config.lora.targets is None else tuple(config.lora.targets)
+        lora = LoRA(config.lora.rank, config.lora.alpha, targets, sample_seed("lora", config.seed))
+        self.policy = Policy(pipe, kernel=checked.kernel, lora=lora, reduction=config.policy.reduction)
+        self.objective = checked.objective
+        self.parameters = list(self.policy.parameters.values())
+        self.optimizer = torch.optim.AdamW(self.parameters, config.learning_rate, weight_decay=config.weight_decay)
+        self._decays: dict[str, Decay] = dict(self.objective.copies())
+        if config.ema_decay is not None:
+            self._decays["ema"] = constant_decay(config.ema_decay)
+        self.copies = {name: WeightCopy(self.policy.parameters) for name in self._decays}
+        self.counters = Counters()
+        self.folder = RunFolder(config.output)
+        self.checkpoints = Checkpoints(config.output / "checkpoints", config.keep_checkpoints)
+        self._console = Console(quiet=not accelerator.is_main_process)
+        self._call = {
+            key: value for key, value in (("height", config.policy.height), ("width", config.policy.width)) if value
+        }
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def run(self) -> None:
+        """Train from the last checkpoint, or from the start, to ``max_steps``, and export."""
+        self._prepare()
+        if self.counters.step == 0:
+            self._finish_step({"step": 0.0, **self._evaluate()})
+        while self.counters.step < self.config.max_steps:
+            metrics = self.step()
+            last = self.counters.step == self.config.max_steps
+            if last or (self.config.eval.every and self.counters.step % self.config.eval.every == 0):
+                metrics |= self._evaluate()
+            self._finish_step(metrics)
+            if last or self.counters.step % self.config.checkpoint_every == 0:
+                self._save()
+        self._export()
+        self._accelerator.end_training()
+
+    def step(self) -> dict[str, float]:
+        """Sample, score, credit and update once."""
+        start, step = time.monotonic(), self.counters.step
+        _seed_everything(sample_seed("step", self.config.seed, step))
+        self._seconds.clear()
+        batches = self._plan(step)
+        rollouts = self._rollouts(step, batches)
+        advantages, metrics = self._credit(batches, rollouts)
+        metrics |= self._update(step, rollouts, advantages)
+        for name, decay in self._decays.items():
+            self.copies[name].update(decay(step))
+        self._watch(metrics)
+        self.counters.step += 1
+        self.counters.denoiser_calls += sum(parallel.gather({parallel.rank(): self.policy.denoiser_calls}).values())
+        self.policy.denoiser_calls = 0
+        self.counters.seconds += time.monotonic() - start
+        metrics |= {f"seconds/{name}": value for name, value in self._seconds.items()}
+        return {
+            "step": float(self.counters.step),
+            "time": self.counters.seconds,
+            "denoiser_calls": float(self.counters.denoiser_calls),
+            **metrics,
+        }
+
+    def _prepare(self) -> None:
+        if self._accelerator.is_main_process:
+            self.checkpoints.clean()
+        steps = self.checkpoints.steps()
+        if steps:
+            self.counters = self.checkpoints.load(steps[-1], self.policy.parameters, self.copies, self.optimizer)
+            self._console.print(f"resuming after step {self.counters.step}")
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            rewards = self._checked.rewards.describe()
+            device = self._accelerator.device
+            self.folder.start(self.config, environment(rewards, parallel.world_size(), device))
+            self.folder.rewind(self.counters.step if steps else -1)
+        self._accelerator.init_trackers("trackers")
+        count = sum(p.numel() for p in self.parameters)
+        self._console.print(f"{type(self.policy.pipe).__name__}: {count:,} trainable parameters, run in {self.folder.path}")
+
+    def _plan(self, step: int) -> list[MicroBatch]:
+        config, rows = self.config, self._checked.rows
+        chosen = [rows[row] for row in rows_for_step(len(rows), config.groups_per_step, step, config.seed)]
+        return plan_step(
+            chosen,
+            group_size=config.group_size,
+            micro_batch_size=config.micro_batch_size,
+            step=step,
+            seed=config.seed,
+        )
+
+    def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> dict[int, tuple[MicroBatch, Rollout]]:
+        policy = self.config.policy
+        train_steps, noise_steps = choose_steps(policy.train_steps, policy.steps, sample_seed("window", self.config.seed, step))
+        rollouts = {}
+        with self._timed("rollout"), self._behaviour():
+            for batch in self._progress("rollout", _mine(batches)):
+                rollouts[batch.index] = batch, self.policy.rollout(
+                    [row.prompt for row in batch.rows],
+                    seeds=batch.seeds,
+                    steps=policy.steps,
+                    guidance_scale=policy.guidance_scale,
+                    train_steps=train_steps if self.objective.transitions else (),
+                    noise_steps=noise_steps,
+                    **self._call,
+                )
+        return rollouts
+
+    def _behaviour(self) -> AbstractContextManager[None]:
+        name = self.objective.behaviour
+        return nullcontext() if name is None else self.copies[name].active()
+
+    def _credit(
+        self, batches: Sequence[MicroBatch], rollouts: dict[int, tuple[MicroBatch, Rollout]]
+    ) -> tuple[dict[int, Tensor], dict[str, float]]:
+        """Advantages `[B]` of every micro-batch, from the scores of all processes."""
+        rewards = self._checked.rewards
+        mine, errors = {}, {}
+        with self._timed("score"):
+            for batch, rollout in self._progress("scoring", list(rollouts.values())):
+                metadata = [row.metadata for row in batch.rows]
+                scores = rewards.score(
+                    RewardBatch(rollout.images, rollout.prompts, metadata, torch.tensor(batch.groups), rollout.latents)
+                )
+                mine[batch.index] = scores
+        parts = parallel.gather(mine)
+        merged = type(next(iter(parts.values()))).merge(list(parts.values()))
+        rewards.require_alive(merged)
+        config = self.config
+        table = rewards.combine(merged.raw).unflatten(0, (config.groups_per_step, config.group_size))
+        advantages, diagnostics = self._checked.advantage(table, rewards.weights)
+        flat = advantages.flatten()
+        start, cut = 0, {}
+        for batch in batches:
+            cut[batch.index] = flat[start : start + len(batch.rows)]
+            start += len(batch.rows)
+        metrics = {f"advantage/{name}": value for name, value in diagnostics.items() if not name.startswith("reward_")}
+        metrics |= {"reward/mean": diagnostics["reward_mean"], "reward/std": diagnostics["reward_std"]}
+        for name, column in zip(rewards.names, merged.raw.T, strict=True):
+            metrics[f"reward/{name}/mean"] = float(column[~column.isnan()].double().mean())
+            metrics[f"reward/{name}/failures"] = float(merged.failures[name])
+        del errors
+        return cut, metrics
+
+    def _update(
+        self, step: int, rollouts: dict[int, tuple[MicroBatch, Rollout]], advantages: dict[int, Tensor]
+    ) -> dict[str, float]:
+        """The step's optimizer updates, over the pieces of work of all processes in one global order."""
+        config, averages = self.config, _Averages()
+        with self._timed("update"):
+            pieces = {
+                index: self.objective.pieces(self.policy, rollout, self._generator("pieces", step, index))
+                for index, (_, rollout) in rollouts.items()
+            }
+            sizes = parallel.gather({index: (len(work), len(rollouts[index][1])) for index, work in pieces.items()})
+            order = [(index, piece) for index, (count, _) in sizes.items() for piece in range(count)]
+            random.Random(sample_seed("order", config.seed, step)).shuffle(order)
+            chunks = [order[k :: config.updates_per_step] for k in range(config.updates_per_step)]
+            for number, chunk in enumerate(chunk for chunk in chunks if chunk):
+                total = sum(sizes[index][1] for index, _ in chunk)
+                for index, piece in self._progress("update", [pair for pair in chunk if pair[0] in rollouts]):
+                    rollout = rollouts[index][1]
+                    work = Work(advantages[index].to(self.policy.device), self.copies, on_policy=number == 0)
+                    terms = self.objective.loss(self.policy, rollout, pieces[index][piece], work)
+                    (terms.loss.sum() / total).backward()
+                    averages.add({"loss": terms.loss.detach(), **terms.metrics}, len(rollout))
+                averages.add({"grad_norm": self._optimize(step)}, 1)
+        return averages.over_processes()
+
+    def _optimize(self, step: int) -> Tensor:
+        """One optimizer update from the gradients of all processes; the gradient's norm before clipping."""
+        parallel.sum_gradients(self.parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        if not norm.isfinite():
+            raise RunStopped(
+                f"the gradient of step {step + 1} is not finite. The weights are those of the step before. Likely causes: "
+                "a step of the schedule with a std near 0 is trained; float16 overflowed (write model.dtype: bfloat16); "
+                "a reward or an advantage is extreme (look at reward/max in metrics.jsonl)."
+            )
+        warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * warm
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm.detach()
+
+    def _watch(self, metrics: dict[str, float]) -> None:
+        """Stop a run that does not learn."""
+        dead = metrics["advantage/dead_groups"] == self.config.groups_per_step
+        idle = dead or metrics["grad_norm"] == 0
+        self.counters.idle = self.counters.idle + 1 if idle else 0
+        if self.counters.idle >= PATIENCE:
+            reason = (
+                "in every group all scores were equal, so there is nothing to prefer"
+                if dead
+                else "the gradient was exactly 0"
+            )
+            raise RunStopped(
+                f"no learning signal for {PATIENCE} steps in a row: {reason}. Mean reward {metrics['reward/mean']:.4g}. "
+                "Likely causes: the reward returns a constant (run `flowrl doctor CONFIG`); group_size is too small for "
+                "a reward that is rarely given; the task is solved or hopeless for these prompts."
+            )
+
+    def _evaluate(self) -> dict[str, float]:
+        config, setting = self.config, self.config.eval
+        weights = self.copies["ema"].active() if "ema" in self.copies else nullcontext()
+        with self._timed("evaluation"), weights:
+            result: Evaluation = evaluate(
+                self.policy,
+                self._checked.eval_rows,
+                self._checked.eval_rewards,
+                Setting(
+                    samples_per_prompt=setting.samples_per_prompt,
+                    steps=setting.steps or config.policy.steps,
+                    guidance_scale=config.policy.guidance_scale if setting.guidance_scale is None else setting.guidance_scale,
+                    micro_batch_size=setting.micro_batch_size,
+                    seed=config.seed,
+                    call=self._call,
+                ),
+                lambda batches: self._progress("evaluation", batches),
+            )
+        if self._accelerator.is_main_process:
+            self.folder.save_samples(self.counters.step, result.images, result.records)
+        return {**result.metrics, "seconds/evaluation": self._seconds["evaluation"]}
+
+    def _finish_step(self, metrics: dict[str, float]) -> None:
+        if self._accelerator.is_main_process:
+            self.folder.log(metrics)
+        self._accelerator.log(metrics, step=self.counters.step)
+        self._console.print(summary_line(metrics, self.config.max_steps), highlight=False)
+
+    def _save(self) -> None:
+        if self._accelerator.is_main_process:
+            self.checkpoints.save(self.counters, self.policy.parameters, self.copies, self.optimizer)
+        self._accelerator.wait_for_everyone()
+
+    def _export(self) -> None:
+        """Write the LoRA (and its moving average) for users, and the report."""
+        if self._accelerator.is_main_process:
+            from .report import write_report
+
+            export_lora(self.policy.modules, self.folder.path / "adapter")
+            if "ema" in self.copies:
+                with self.copies["ema"].active():
+                    export_lora(self.policy.modules, self.folder.path / "adapter" / "ema")
+            write_report(self.folder.path)
+        self._accelerator.wait_for_everyone()
+
+    def _generator(self, *parts: int | str) -> torch.Generator:
+        return torch.Generator().manual_seed(sample_seed(self.config.seed, *parts))
+
+    def _progress(self, label: str, items: Sequence[T]) -> Iterable[T]:
+        hidden = self._console.quiet or not self._console.is_terminal
+        return track(items, label, console=self._console, transient=True, disable=hidden)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._seconds[name] += time.monotonic() - start
+
+
+class _Averages:
+    """Running means of metrics; a name that ends in ``max_deviation`` keeps its largest value."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, metrics: dict[str, Tensor], weight: int) -> None:
+        for name, value in metrics.items():
+            total = self._sums.setdefault(name, [0.0, 0.0])
+            number = float(value.double().mean())
+            if name.endswith("max_deviation"):
+                total[:] = [max(total[0], number), 1.0]
+            else:
+                total[0] += number * weight
+                total[1] += weight
+
+    def over_processes(self) -> dict[str, float]:
+        merged: dict[str, list[float]] = {}
+        for part in parallel.gather({parallel.rank(): self._sums}).values():
+            for name, (value, weight) in part.items():
+                total = merged.setdefault(name, [0.0, 0.0])
+                if name.endswith("max_deviation"):
+                    total[:] = [max(total[0], value), 1.0]
+                else:
+                    total[0] += value
+                    total[1] += weight
+        return {name: value / weight for name, (value, weight) in merged.items()}
+
+
+def choose_steps(
+    train_steps: str | int | Sequence[int], steps: int, seed: int
+) -> tuple[Collection[int] | str, Collection[int] | str]:
+    """Which steps of the schedule are trained, and which are stochastic.
+
+    Args:
+        train_steps: ``"all"``; a list of indices; or the length of a window, whose start is drawn from ``seed``. With a
+            list or a window the other steps are deterministic, as in Flow-GRPO-Fast and MixGRPO.
+        steps: length of the schedule; a window leaves out the last step, which ends on clean data.
+        seed: of the draw.
+
+    >>> choose_steps(2, 4, seed=0)
+    (range(1, 3), range(1, 3))
+    >>> choose_steps("all", 4, seed=0)
+    ('all', 'all')
+    """
+    if isinstance(train_steps, str):
+        return train_steps, "all"
+    if isinstance(train_steps, int):
+        start = random.Random(seed).randint(0, max(0, steps - 1 - train_steps))
+        window = range(start, start + train_steps)
+        return window, window
+    return list(train_steps), list(train_steps)
+
+
+def summary_line(metrics: dict[str, float], max_steps: int) -> str:
+    """One line for the console.
+
+    >>> summary_line({"step": 3.0, "reward/mean": 0.5, "eval/shapes/mean": 0.25}, 10)
+    'step 3/10  reward 0.500  eval shapes 0.250'
+    """
+    parts = [f"step {metrics['step']:.0f}/{max_steps}"]
+    if "reward/mean" in metrics:
+        parts.append(f"reward {metrics['reward/mean']:.3f}")
+    for key, label, form in (("loss", "loss", ".4f"), ("grad_norm", "grad", ".3g"), ("ratio/clip_fraction", "clipped", ".2f")):
+        if key in metrics:
+            parts.append(f"{label} {metrics[key]:{form}}")
+    parts += [
+        f"eval {key.split('/')[1]} {value:.3f}"
+        for key, value in metrics.items()
+        if key.startswith("eval/") and key.endswith("/mean")
+    ]
+    seconds = sum(value for key, value in metrics.items() if key.startswith("seconds/"))
+    return "  ".join([*parts, *([f"{seconds:.1f}s"] if seconds else [])])
+
+
+def _mine(batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    return [batch for batch in batches if batch.index % parallel.world_size() == parallel.rank()]
+
+
+def _seed_everything(seed: int) -> None:
+    """Global generators for code that is not ours (a user's reward, a pipeline): the same in a resumed run."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+Loader = Callable[..., Any]

@@ -1,0 +1,77 @@
+"""What a rollout leaves behind: pictures, final latents, and the recorded transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .kernels import Place
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One recorded step of a micro-batch.
+
+    Attributes:
+        place: where it stands in its schedule (step, timestep, sigma, sigma_next).
+        x: `[B, ...]` latents before the step, in the model's dtype.
+        x_next: `[B, ...]` latents after it. Of two recorded steps in a row, this is the same tensor as the next ``x``.
+        log_prob: `[B]` log-density of ``x_next`` under the weights of the rollout, float32.
+        std: std of the transition.
+    """
+
+    place: Place
+    x: Tensor
+    x_next: Tensor
+    log_prob: Tensor
+    std: float
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A micro-batch that was sampled together, and is trained together.
+
+    Attributes:
+        images: `[B, 3, H, W]` float32 in [0, 1].
+        latents: `[B, ...]` final latents, as the denoiser sees them.
+        transitions: the steps that were recorded for training, by step index.
+        places: the whole schedule, step by step.
+        stds: std of every step of the schedule, whether recorded or not.
+        prompts: the B prompts.
+        call: the arguments of the pipeline call, to run it again for one step.
+        memory: what frozen parts of the pipeline returned (see `flowrl.memo`).
+    """
+
+    images: Tensor
+    latents: Tensor
+    transitions: Mapping[int, Transition]
+    places: Sequence[Place]
+    stds: Sequence[float]
+    prompts: Sequence[str]
+    call: Mapping[str, Any] = field(repr=False)
+    memory: Any = field(repr=False)
+
+    def __len__(self) -> int:
+        """B, the number of samples."""
+        return len(self.prompts)
+
+    def transition_bytes(self) -> int:
+        """Bytes that the recorded transitions hold; a tensor that two of them share counts once.
+
+        Counted are whole storages, so a view that keeps a larger tensor alive shows.
+        """
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for transition in self.transitions.values()
+            for tensor in (transition.x, transition.x_next, transition.log_prob)
+        }
+        return sum(storages.values())
+
+
+def own(tensor: Tensor) -> Tensor:
+    """The tensor itself if it owns exactly its storage, else a copy: a view would keep the whole batch alive."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()

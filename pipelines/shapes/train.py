@@ -1,0 +1,300 @@
+"""Trains the bundled ``assets/shapes-sd3`` from scratch: a genuine, tiny ``StableDiffusion3Pipeline``.
+
+    python -m flowrl.pipelines.shapes.train --out assets/shapes-sd3
+
+Two stages on a CPU with two cores, about 75 minutes in all: an ``AutoencoderKL`` (pixel loss on freshly rendered
+pictures), then the SD3 transformer with its two CLIP text encoders (rectified-flow matching on encoded pictures;
+"Scaling Rectified Flow Transformers", Esser et al., https://arxiv.org/abs/2403.03206). Each stage is seeded and logs
+its loss to ``training_log.csv`` beside the weights. Training stops early on purpose: reward tuning needs a model that
+is believable and imperfect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers.training_utils import EMAModel
+from torch.nn import functional as F
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+
+from . import world
+
+MAX_TOKENS = 12
+LATENT_CHANNELS = 4
+WIDTH = 64
+"""Width of each text encoder; the two together make the transformer's 128."""
+
+
+class Log:
+    """Appends rows (stage, step, seconds, loss) to a CSV file and prints them."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path`` for appending; a new file gets the header."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not path.exists()
+        self._file = path.open("a", newline="")
+        self._rows = csv.writer(self._file)
+        if fresh:
+            self._rows.writerow(["stage", "step", "seconds", "loss"])
+        self._start = time.monotonic()
+
+    def row(self, stage: str, step: int, loss: float) -> None:
+        """Write one row and flush it."""
+        seconds = round(time.monotonic() - self._start, 1)
+        self._rows.writerow([stage, step, seconds, f"{loss:.6f}"])
+        self._file.flush()
+        print(f"{stage} step {step} {seconds}s loss {loss:.5f}", flush=True)
+
+
+def to_tensor(pictures: list[np.ndarray]) -> torch.Tensor:
+    """uint8 pictures `[H, W, 3]` to float `[B, 3, H, W]` in [-1, 1], as an ``AutoencoderKL`` wants them."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def cosine(step: int, steps: int, warmup: int) -> float:
+    """Learning-rate factor: linear warm-up, then half a cosine down to 2 %."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def build_tokenizer(folder: Path) -> CLIPTokenizer:
+    """A CLIP byte-pair tokenizer whose merges make one token of each word of the world.
+
+    Any other text still tokenises, letter by letter, so a user's prompt is never an unknown token.
+    """
+    words = ["a", "an", *world.PALETTE, *world.COUNTS, *" ".join(world.RELATIONS).split()]
+    words += [name for scene in world.all_scenes() if scene.kind == "count" for name in [world.caption(scene).split()[-1]]]
+    words += list(world.SHAPES)
+    letters = sorted(_byte_letters())
+    vocabulary = letters + [letter + "</w>" for letter in letters]
+    merges: list[tuple[str, str]] = []
+    for word in dict.fromkeys(words):
+        parts = _apply([*word[:-1], word[-1] + "</w>"], merges)
+        while len(parts) > 1:
+            merges.append((parts[0], parts[1]))
+            vocabulary.append(parts[0] + parts[1])
+            parts = _apply(parts, merges)
+    vocabulary = [*dict.fromkeys(vocabulary), "<|startoftext|>", "<|endoftext|>"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocabulary)}, ensure_ascii=False))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(m) for m in merges) + "\n")
+    end = "<|endoftext|>"
+    return CLIPTokenizer.from_pretrained(
+        folder, model_max_length=MAX_TOKENS, bos_token="<|startoftext|>", eos_token=end, pad_token=end, unk_token=end
+    )
+
+
+def _byte_letters() -> list[str]:
+    """The 256 printable stand-ins that byte-level BPE uses for bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return [chr(b) for b in plain] + [chr(256 + n) for n in range(256 - len(plain))]
+
+
+def _apply(parts: list[str], merges: list[tuple[str, str]]) -> list[str]:
+    for left, right in merges:
+        i = 0
+        while i < len(parts) - 1:
+            if (parts[i], parts[i + 1]) == (left, right):
+                parts = [*parts[:i], left + right, *parts[i + 2 :]]
+            i += 1
+    return parts
+
+
+def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
+    """A two-layer CLIP text model; SD3 reads the output of its first layer and the pooled output of its last."""
+    return CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            projection_dim=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=MAX_TOKENS,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def build_vae() -> AutoencoderKL:
+    """A small ``AutoencoderKL`` that turns 48 px into 12 x 12 latents."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(16, 32, 64),
+        layers_per_block=1,
+        latent_channels=LATENT_CHANNELS,
+        norm_num_groups=8,
+        sample_size=world.SIZE,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=False,
+    )
+
+
+def build_transformer() -> SD3Transformer2DModel:
+    """The policy: four joint blocks of width 128 over 6 x 6 patches."""
+    return SD3Transformer2DModel(
+        sample_size=world.SIZE // 4,
+        patch_size=2,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        num_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=2 * WIDTH,
+        caption_projection_dim=2 * WIDTH,
+        pooled_projection_dim=2 * WIDTH,
+        pos_embed_max_size=world.SIZE // 8,
+        qk_norm="rms_norm",
+    )
+
+
+def train_vae(out: Path, log: Log, *, steps: int, batch: int = 32, seed: int = 0) -> None:
+    """Train the autoencoder on freshly rendered pictures and save it with its latent scale and shift."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    vae = build_vae().train()
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 100))
+    for step in range(steps):
+        pictures = to_tensor([world.render(world.sample_scene(rng), rng) for _ in range(batch)])
+        posterior = vae.encode(pictures).latent_dist
+        restored = vae.decode(posterior.sample()).sample
+        error = restored - pictures
+        loss = error.abs().mean() + 2 * error.square().mean()
+        (loss + 1e-5 * posterior.kl().mean()).backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 0 or step == steps - 1:
+            log.row("vae", step, loss.item())
+    with torch.no_grad():
+        pictures = to_tensor([world.render(world.sample_scene(rng), rng) for _ in range(512)])
+        latents = vae.eval().encode(pictures).latent_dist.mean
+    vae.register_to_config(scaling_factor=float(1 / latents.std()), shift_factor=float(latents.mean()))
+    vae.save_pretrained(out / "vae")
+
+
+def encode_pictures(vae: AutoencoderKL, count: int, seed: int) -> tuple[torch.Tensor, list[str]]:
+    """Render ``count`` scenes and encode them: scaled latents `[count, C, h, w]` and captions."""
+    rng = np.random.default_rng(seed)
+    latents, captions = [], []
+    for start in range(0, count, 500):
+        scenes = [world.sample_scene(rng) for _ in range(min(500, count - start))]
+        with torch.no_grad():
+            mean = vae.encode(to_tensor([world.render(scene, rng) for scene in scenes])).latent_dist.mean
+        latents.append((mean - vae.config.shift_factor) * vae.config.scaling_factor)
+        captions += [world.caption(scene) for scene in scenes]
+    return torch.cat(latents), captions
+
+
+def encode_text(encoders: list[CLIPTextModelWithProjection], tokens: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``StableDiffusion3Pipeline.encode_prompt`` makes of tokens when it has no T5: joint and pooled embeddings."""
+    outputs = [encoder(tokens, output_hidden_states=True) for encoder in encoders]
+    joint = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
+    joint = torch.cat([joint, joint.new_zeros(len(tokens), MAX_TOKENS, width)], dim=1)
+    return joint, torch.cat([output.text_embeds for output in outputs], dim=-1)
+
+
+def train_flow(
+    out: Path, log: Log, *, minutes: float, pictures: int, batch: int = 128, rate: float = 1.2e-3, seed: int = 0, steps: int
+) -> None:
+    """Train transformer and text encoders together on encoded pictures, and save the whole pipeline from their EMA.
+
+    The run ends after ``steps`` steps; ``minutes`` is a safety net, and the log says if it was reached.
+    """
+    torch.manual_seed(seed)
+    vae = AutoencoderKL.from_pretrained(out / "vae").eval()
+    tokenizer = build_tokenizer(out / "tokenizer")
+    encoders = [build_text_encoder(tokenizer), build_text_encoder(tokenizer)]
+    transformer = build_transformer()
+    modules = torch.nn.ModuleList([transformer, *encoders]).train()
+    latents, captions = encode_pictures(vae, pictures, seed + 1)
+    tokens = tokenizer([*captions, ""], padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
+    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 300))
+    ema = EMAModel(modules.parameters(), decay=0.999)
+    start, running = time.monotonic(), 0.0
+    for step in range(steps):
+        rows = torch.randint(len(latents), (batch,))
+        words = torch.where(torch.rand(batch) < 0.1, len(captions), rows)  # a tenth without caption, for guidance
+        joint, pooled = encode_text(encoders, tokens[words], 2 * WIDTH)
+        x_0, eps = latents[rows], torch.randn(batch, *latents.shape[1:])
+        sigma = torch.sigmoid(0.4 + 1.1 * torch.randn(batch))
+        x_t = (1 - sigma.view(-1, 1, 1, 1)) * x_0 + sigma.view(-1, 1, 1, 1) * eps
+        velocity = transformer(x_t, joint, pooled, 1000 * sigma, return_dict=False)[0]
+        loss = F.mse_loss(velocity, eps - x_0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        ema.step(modules.parameters())
+        running = loss.item() if step == 0 else 0.98 * running + 0.02 * loss.item()
+        if step % 100 == 0 or step == steps - 1:
+            log.row("flow", step, running)
+        last = step == steps - 1 or time.monotonic() - start > 60 * minutes
+        if last or step % 1000 == 999:
+            ema.store(modules.parameters())
+            ema.copy_to(modules.parameters())
+            save(out, vae, tokenizer, encoders, transformer)
+            ema.restore(modules.parameters())
+        if last:
+            break
+
+
+def save(out: Path, vae: AutoencoderKL, tokenizer: CLIPTokenizer, encoders: list, transformer: SD3Transformer2DModel) -> None:
+    """Write the pipeline folder that ``StableDiffusion3Pipeline.from_pretrained`` reads."""
+    StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=2.0),
+        vae=vae,
+        text_encoder=encoders[0],
+        tokenizer=tokenizer,
+        text_encoder_2=encoders[1],
+        tokenizer_2=tokenizer,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    ).save_pretrained(out)
+
+
+def main() -> None:
+    """Run the stages that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("assets/shapes-sd3"))
+    parser.add_argument("--stage", choices=["all", "vae", "flow"], default="all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vae-steps", type=int, default=3000)
+    parser.add_argument("--flow-steps", type=int, default=6500)
+    parser.add_argument("--pictures", type=int, default=40000)
+    parser.add_argument("--minutes", type=float, default=90.0, help="upper bound for the flow stage")
+    arguments = parser.parse_args()
+    log = Log(arguments.out / "training_log.csv")
+    if arguments.stage != "flow":
+        train_vae(arguments.out, log, steps=arguments.vae_steps, seed=arguments.seed)
+    if arguments.stage != "vae":
+        train_flow(
+            arguments.out,
+            log,
+            minutes=arguments.minutes,
+            pictures=arguments.pictures,
+            seed=arguments.seed,
+            steps=arguments.flow_steps,
+        )
+
+
+if __name__ == "__main__":
+    main()

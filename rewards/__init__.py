@@ -1,0 +1,1 @@
+"""Reward heads, one file each; installed as ``flowrl.rewards``."""
