@@ -7,7 +7,7 @@ itself, with its diagnosis.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from importlib.resources import as_file, files
 from itertools import groupby
@@ -24,7 +24,7 @@ from .errors import RunStopped, UserError
 
 if TYPE_CHECKING:
     from .doctor import Finding
-    from .report import Row
+    from .report import Comparison
 
 
 class _Commands(TyperGroup):
@@ -123,7 +123,7 @@ def sample(
 @app.command()
 def compare(run: Run) -> None:
     """Before and after: compare.png, and a table of the first and the last evaluation."""
-    _compare(_run_folder(run))
+    _compare(run)
 
 
 @app.command()
@@ -131,7 +131,7 @@ def report(run: Run) -> None:
     """Write report.html again, for instance while the run is still going."""
     from .report import write_report
 
-    _print(str(write_report(_run_folder(run))))
+    _print(str(write_report(run)))
 
 
 @app.command()
@@ -182,12 +182,6 @@ def _print(text: str) -> None:
     Console(soft_wrap=True).print(Text(text))
 
 
-def _run_folder(path: Path) -> Path:
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} holds no run: there is no config.yaml in it; wanted the output folder of a run.")
-    return path
-
-
 def _where_it_lies(run: Path) -> None:
     if not _main_process():
         return
@@ -204,18 +198,18 @@ def _where_it_lies(run: Path) -> None:
 def _compare(run: Path) -> None:
     from .report import compare as write_comparison
 
-    comparison = write_comparison(run)
-    _show_rows(comparison.rows)
-    _print(f"{'grid:':10}{comparison.picture}")
+    _show_comparison(write_comparison(run))
 
 
-def _show_rows(rows: Sequence[Row]) -> None:
-    table = Table("", "before", "after", "change", title="first and last evaluation")
+def _show_comparison(comparison: Comparison) -> None:
+    table = Table("", comparison.before, comparison.after, "change")
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in rows:
+    for row in comparison.rows:
         table.add_row(*map(Text, row.cells()))
     Console().print(table)
+    if comparison.grid is not None:
+        _print(f"{'grid:':10}{comparison.grid}")
 
 
 def _show_findings(findings: Iterable[Finding]) -> int:

@@ -93,6 +93,8 @@ class PolicyConfig(Section):
     """Picture height in pixels; null is the pipeline's own."""
     width: Count | None = None
     """Picture width in pixels; null is the pipeline's own."""
+    call: dict[str, Any] = {}
+    """Further arguments of the pipeline's call, such as ``{negative_prompt: blurry}``; evaluations pass them too."""
     reduction: Literal["mean", "sum"] = "mean"
     """Over the elements of a log-probability; published clip ranges assume ``mean``."""
 
@@ -103,14 +105,16 @@ class PolicyConfig(Section):
         if steps is None or isinstance(value, str):
             return value
         if isinstance(value, int):
-            if not 1 <= value <= steps:
-                raise ValueError(f"a window of 1 to {steps} steps, which is the schedule's length, or 'all'")
+            longest = max(1, steps - 1)  # the last step ends on clean data and has no noise
+            if not 1 <= value <= longest:
+                raise ValueError(f"a window of 1 to {longest} steps, because the schedule has {steps}, or 'all'")
             return value
         outside = [step for step in value if not 0 <= step < steps]
-        if outside or not value:
-            raise ValueError(
-                f"indices from 0 to {steps - 1}, because the schedule has {steps} steps; {outside or 'none'} is not one"
-            )
+        if outside:
+            why = f"because the schedule has {steps} steps; {outside} is not inside"
+            raise ValueError(f"indices from 0 to {steps - 1}, {why}")
+        if not value:
+            raise ValueError(f"at least one index from 0 to {steps - 1}, or 'all'")
         if len(set(value)) < len(value):
             raise ValueError("each index once")
         return value

@@ -142,7 +142,7 @@ def draw(source: Source, prompts: Sequence[str], output: Path, *, base: bool = F
 def _load(model: ModelConfig) -> Any:
     import torch
 
-    pipe = plugins.load("pipelines", model.loader)(model, find_model(model))
+    pipe = plugins.load("pipelines", model.loader)(find_model(model), model)
     pipe.set_progress_bar_config(disable=True)
     return pipe.to("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -32,7 +32,7 @@ from .evaluation import Evaluation, Setting, evaluate
 from .objectives import Work
 from .policy import Policy
 from .preflight import Preflight, preflight
-from .reward import RewardBatch
+from .reward import RewardBatch, Scores
 from .run import RunFolder, environment
 from .trajectory import Rollout
 
@@ -89,9 +89,8 @@ class Trainer:
         self.folder = RunFolder(config.output)
         self.checkpoints = Checkpoints(config.output / "checkpoints", config.keep_checkpoints)
         self._console = Console(quiet=not accelerator.is_main_process)
-        self._call = {
-            key: value for key, value in (("height", config.policy.height), ("width", config.policy.width)) if value
-        }
+        size = {"height": config.policy.height, "width": config.policy.width}
+        self._call = {**config.policy.call, **{key: value for key, value in size.items() if value is not None}}
         self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
@@ -188,16 +187,16 @@ class Trainer:
     ) -> tuple[dict[int, Tensor], dict[str, float]]:
         """Advantages `[B]` of every micro-batch, from the scores of all processes."""
         rewards = self._checked.rewards
-        mine, errors = {}, {}
+        mine = {}
         with self._timed("score"):
             for batch, rollout in self._progress("scoring", list(rollouts.values())):
                 metadata = [row.metadata for row in batch.rows]
-                scores = rewards.score(
-                    RewardBatch(rollout.images, rollout.prompts, metadata, torch.tensor(batch.groups), rollout.latents)
+                mine[batch.index] = rewards.score(
+                    RewardBatch(
+                        rollout.images, list(rollout.prompts), metadata, torch.tensor(batch.groups), rollout.latents
+                    )
                 )
-                mine[batch.index] = scores
-        parts = parallel.gather(mine)
-        merged = type(next(iter(parts.values()))).merge(list(parts.values()))
+        merged = merge_scores(list(parallel.gather(mine).values()))
         rewards.require_alive(merged)
         config = self.config
         table = rewards.combine(merged.raw).unflatten(0, (config.groups_per_step, config.group_size))
@@ -212,7 +211,6 @@ class Trainer:
         for name, column in zip(rewards.names, merged.raw.T, strict=True):
             metrics[f"reward/{name}/mean"] = float(column[~column.isnan()].double().mean())
             metrics[f"reward/{name}/failures"] = float(merged.failures[name])
-        del errors
         return cut, metrics
 
     def _update(
@@ -362,6 +360,13 @@ class _Averages:
         return {name: value / weight for name, (value, weight) in merged.items()}
 
 
+def merge_scores(parts: Sequence[Scores]) -> Scores:
+    """The scores of several micro-batches as one: failures add up, the first error of a reward stays."""
+    failures = {name: sum(part.failures[name] for part in parts) for name in parts[0].failures}
+    errors = {name: message for part in reversed(parts) for name, message in part.errors.items()}
+    return Scores(torch.cat([part.raw for part in parts]), failures, errors)
+
+
 def choose_steps(
     train_steps: str | int | Sequence[int], steps: int, seed: int
 ) -> tuple[Collection[int] | str, Collection[int] | str]:
@@ -418,5 +423,3 @@ def _seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
-
-Loader = Callable[..., Any]

@@ -87,7 +87,7 @@ def sd3() -> StableDiffusion3Pipeline:
         tokenizer=tokenizer(),
         text_encoder_2=_text(CLIPTextModelWithProjection),
         tokenizer_2=tokenizer(),
-        text_encoder_3=None,
+        text_encoder_3=None,  # saved as null, which diffusers alone would not load again
         tokenizer_3=None,
     )
 

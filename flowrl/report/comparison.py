@@ -46,8 +46,8 @@ def _pairing(run: Run) -> Pairing:
         have = ", ".join(evaluation.label for evaluation in run.evaluations) or "none"
         raise UserError(
             f"{run.path} cannot be compared: before and after take two evaluations with pictures in samples/, and it "
-            f"has: {have}. Let the run reach its next evaluation (`eval.every` in its config), or look at what is there "
-            f"with: flowrl report {run.path}"
+            f"has: {have}. Let the run reach its next evaluation (`eval.every` in its config), or look at what is "
+            f"there with: flowrl report {run.path}"
         )
     return pairing
 

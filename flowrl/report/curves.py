@@ -135,8 +135,9 @@ def _restyle(style: str) -> str:
     """A style attribute with the page's colours, and the page's font instead of a list of fonts."""
     for stand_in, variable in _VARIABLES.items():
         style = style.replace(stand_in, variable)
-    parts = (part.strip() for part in style.split(";"))
-    return "; ".join(f"font-size: {part.split()[1]}" if part.startswith("font:") else part for part in parts if part)
+    parts = [part.strip() for part in style.split(";") if part.strip() and not part.strip().startswith("font-family:")]
+    # Older releases of matplotlib write the short form, `font: 11px 'DejaVu Sans', ...`.
+    return "; ".join(f"font-size: {part.split()[1]}" if part.startswith("font:") else part for part in parts)
 
 
 def _attribute(name: str, value: str, ident: str) -> str:

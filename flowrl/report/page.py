@@ -20,7 +20,7 @@ from .folder import Run, Sample, label, read_run
 from .pairs import Pair, Pairing, spread
 from .pictures import LOSSLESS_SIDE, data_uri, open_picture
 from .table import Row, elapsed, first_and_last, table
-from .wording import duration, number, printable, signed
+from .wording import MISSING, duration, number, printable, signed
 
 MAX_PAIRS = 24
 """Pairs on the page. They are spread evenly over the evaluation, so no score decides which are shown."""
@@ -97,6 +97,28 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, ", ".join(map(str, value))
     else:
         yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def rewards_table(run: Run) -> list[list[str]]:
+    """What ``environment.json`` says of the rewards: a line of headings, and a line each; empty if it says nothing."""
+    described = run.environment.get("rewards")
+    rewards = [entry for entry in described if isinstance(entry, Mapping)] if isinstance(described, list) else []
+    keys = list(dict.fromkeys(key for reward in rewards for key in reward))
+    lines = [[_words(key, reward.get(key)) for key in keys] for reward in rewards]
+    return [[str(key).replace("_", " ") for key in keys], *lines] if lines else []
+
+
+def _words(key: str, value: Any) -> str:
+    """A JSON value as a person writes it; the open end of a range is called so."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return number(value)
+    if key == "range" and isinstance(value, list):
+        return " to ".join("open" if end is None else str(end) for end in value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or MISSING
+    return str(value) if value else MISSING
 
 
 def _figure(sample: Sample) -> Figure | None:
@@ -179,7 +201,6 @@ def context(run: Run) -> dict[str, Any]:
     pairing = first_and_last(run)
     rows = table(run, pairing)
     shown = cards(pairing) if pairing is not None else []
-    rewards = run.environment.get("rewards")
     rest = {name: value for name, value in run.environment.items() if name != "rewards"}
     evaluations = run.history.evaluations()
     return {
@@ -187,7 +208,7 @@ def context(run: Run) -> dict[str, Any]:
         "name": run.path.resolve().name,
         "status": status(run),
         "facts": facts(run),
-        "rewards": run.config.get("rewards") or {},
+        "rewards": run.trained_rewards,
         "tiles": tiles(run, rows),
         "elapsed": elapsed(run, run.history.last_step),
         "calls": run.history.at(run.history.last_step, "denoiser_calls"),
@@ -201,7 +222,7 @@ def context(run: Run) -> dict[str, Any]:
         "tally": pairing.tally() if pairing is not None else {},
         "cards": shown,
         "lone": lone_figures(run) if pairing is None else [],
-        "reward_rows": [row for row in rewards if isinstance(row, Mapping)] if isinstance(rewards, list) else [],
+        "rewards_table": rewards_table(run),
         "environment": list(flatten(rest)),
         "config": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True) if run.config else "",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,9 +51,9 @@ class Row:
 
     @property
     def verdict(self) -> Literal["better", "worse", "unclear", ""]:
-        """``better`` or ``worse`` if the change is over two standard errors, else ``unclear``; empty without a direction.
+        """``better`` or ``worse`` if the change is over two standard errors, else ``unclear``.
 
-        Without a standard error any change counts.
+        Without a standard error any change counts; without a direction there is no verdict (empty).
         """
         if self.gain is None:
             return ""
@@ -103,8 +103,12 @@ def elapsed(run: Run, step: int) -> float | None:
     return time - start
 
 
+def _both(steps: tuple[int, int], value: Callable[[int], float | None]) -> tuple[float | None, float | None]:
+    return value(steps[0]), value(steps[1])
+
+
 def _reward_row(run: Run, name: str, steps: tuple[int, int], pairing: Pairing | None) -> Row:
-    before, after = (run.history.at(step, f"eval/{name}/mean") for step in steps)
+    before, after = _both(steps, lambda step: run.history.at(step, f"eval/{name}/mean"))
     # The pictures tell the error of the change only if they are those of the two evaluations in the log.
     same = pairing is not None and (pairing.before.step, pairing.after.step) == steps
     return Row(
@@ -133,11 +137,10 @@ def table(run: Run, pairing: Pairing | None) -> list[Row]:
     if len(evaluations) < 2:
         return []
     steps = (evaluations[0], evaluations[-1])
-    at = run.history.at
     rows = [_reward_row(run, name, steps, pairing) for name in run.history.rewards("eval")]
     rows += [
-        Row("diversity", "diversity", *(at(step, "eval/diversity") for step in steps)),
-        Row("denoiser calls", "count", *(at(step, "denoiser_calls") for step in steps)),
-        Row("time", "seconds", *(elapsed(run, step) for step in steps)),
+        Row("diversity", "diversity", *_both(steps, lambda step: run.history.at(step, "eval/diversity"))),
+        Row("denoiser calls", "count", *_both(steps, lambda step: run.history.at(step, "denoiser_calls"))),
+        Row("time", "seconds", *_both(steps, lambda step: elapsed(run, step))),
     ]
     return [row for row in rows if row.before is not None or row.after is not None]

@@ -23,6 +23,7 @@ def number(value: float | None, digits: int = 3) -> str:
     """
     if value is None or math.isnan(value):
         return MISSING
+    value += 0.0  # minus zero becomes zero
     # From 999.5 on, three digits would be written as 1e+03.
     if math.isinf(value) or 10**digits - 0.5 <= abs(value) < 1e9:
         text = f"{value:,.0f}"

@@ -10,6 +10,7 @@ import yaml
 from PIL import Image
 
 from flowrl.pipelines.shapes import world
+from flowrl.report import write_report
 
 HOSTILE = '<script>document.title="hacked"</script>'
 ODD = [
@@ -63,7 +64,7 @@ def write_evaluation(folder: Path, step: int, prompts: list[str], samples_per_pr
     (place / "prompts.json").write_text(json.dumps(entries), encoding="utf-8")
 
 
-def write_metrics(folder: Path, last_step: int, evaluations: list[int]) -> None:
+def write_metrics(folder: Path, last_step: int, evaluations: list[int], samples: int) -> None:
     """A log: step 0 holds the evaluation of the base model alone."""
     rng = np.random.default_rng(0)
     lines = []
@@ -83,7 +84,7 @@ def write_metrics(folder: Path, last_step: int, evaluations: list[int]) -> None:
             }
         if step in evaluations:
             line |= {
-                "eval/shapes/mean": 0.4 + 0.3 * (step >= 20),
+                "eval/shapes/mean": float(np.mean([right(place, step) for place in range(samples)])),
                 f"eval/{SIZE}/mean": 2.5 - step / 40,
                 "eval/diversity": 0.5 - 0.001 * step,
             }
@@ -109,19 +110,34 @@ def write_run(folder: Path, last_step: int = 40, prompts: list[str] | None = Non
     environment = {"python": "3.11.7", "packages": {"torch": "2.6.0"}, "devices": ["cpu"], "rewards": REWARDS}
     (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     evaluations = [step for step in (0, 20, 40) if step <= last_step]
-    write_metrics(folder, last_step, evaluations)
+    prompts = prompts or [*CAPTIONS, *ODD]
+    write_metrics(folder, last_step, evaluations, len(prompts) * samples_per_prompt)
     for step in evaluations:
-        write_evaluation(folder, step, prompts or [*CAPTIONS, *ODD], samples_per_prompt)
+        write_evaluation(folder, step, prompts, samples_per_prompt)
     return folder
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """`write_run` into an empty folder of its own."""
-    return lambda **options: write_run(tmp_path / "runs" / "shapes <i>nft</i>", **options)
+    return lambda **options: write_run(tmp_path / "runs" / "shapes <i>nft", **options)
 
 
 @pytest.fixture
 def run(make_run: Callable[..., Path]) -> Path:
     """A finished run, hostile prompts included."""
     return make_run()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run and its report, for tests that only read them."""
+    folder = write_run(tmp_path_factory.mktemp("finished") / "shapes <i>nft")
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture
+def odd() -> list[str]:
+    """The hostile and odd prompts of `run`, the script first."""
+    return list(ODD)
