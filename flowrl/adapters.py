@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,14 @@ def add_lora(module: nn.Module, lora: LoRA) -> None:
         )
     module.requires_grad_(False)
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(targets), exclude_modules=_without_effect(module) or None
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(targets),
+        exclude_modules=_without_effect(module) or None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(lora.seed)
-        if hasattr(module, "add_adapter"):
-            module.add_adapter(config, adapter_name=ADAPTER)
-        else:
-            inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+        inject_adapter_in_model(config, module, adapter_name=ADAPTER)
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -219,9 +219,7 @@ def export_lora(modules: Mapping[str, nn.Module], folder: Path) -> Path:
     weights: dict[str, Tensor] = {}
     for component, module in modules.items():
         state: dict[str, Tensor] = get_peft_model_state_dict(module, adapter_name=ADAPTER)
-        scaling = {
-            name: part.scaling[ADAPTER] for name, part in module.named_modules() if isinstance(part, LoraLayer)
-        }
+        scaling = {name: part.scaling[ADAPTER] for name, part in module.named_modules() if isinstance(part, LoraLayer)}
         for key, tensor in state.items():
             layer, _, kind = key.partition(".lora_")
             scale = scaling[layer] if kind.startswith("B") else 1.0

@@ -94,7 +94,9 @@ class Checkpoints:
             moments = load_file(path / "optimizer.safetensors")
             counters = Counters(**json.loads((path / "state.json").read_text(encoding="utf8")))
         except (OSError, SafetensorError, ValueError, TypeError) as error:
-            raise UserError(f"checkpoint {path} cannot be read: {error}. Remove it to resume from an older one.") from error
+            raise UserError(
+                f"checkpoint {path} cannot be read: {error}. Remove it to resume from an older one."
+            ) from error
         _same_tensors(path / "weights.safetensors", weights, _flatten(parameters, copies))
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -113,7 +115,7 @@ class Checkpoints:
 
 
 def _flatten(parameters: Mapping[str, nn.Parameter], copies: Mapping[str, WeightCopy]) -> dict[str, Tensor]:
-    state = {f"parameters/{name}": parameter for name, parameter in parameters.items()}
+    state: dict[str, Tensor] = {f"parameters/{name}": parameter for name, parameter in parameters.items()}
     for copy_name, weight_copy in copies.items():
         state |= {f"copies/{copy_name}/{name}": tensor for name, tensor in weight_copy.tensors.items()}
     return as_state(state)

@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from .errors import RunStopped, UserError
 
 if TYPE_CHECKING:
+    from .config import RunConfig
     from .doctor import Finding
     from .report import Comparison
 
@@ -71,10 +72,7 @@ def train(
     """Train a LoRA. Several processes: accelerate launch --num_processes N -m flowrl train ..."""
     from .config import load_config
 
-    recipe = load_config(config, overrides or [])
-    from .trainer import train as run_training
-
-    _where_it_lies(run_training(recipe, resume))
+    _where_it_lies(_train(load_config(config, overrides or []), resume))
 
 
 @app.command()
@@ -90,9 +88,7 @@ def demo(
     folder = output or Path("runs") / f"demo_{objective.value}"
     with as_file(files("flowrl.configs") / f"shapes_{objective.value}.yaml") as path:
         recipe = load_config(path, [f"output={folder}", *(overrides or [])])
-    from .trainer import train as run_training
-
-    run = run_training(recipe, resume)
+    run = _train(recipe, resume)
     if _main_process():
         _compare(run)
         _where_it_lies(run)
@@ -166,6 +162,15 @@ def bench(
 def main() -> None:
     """Run the command line."""
     app(prog_name="flowrl")
+
+
+def _train(config: RunConfig, resume: bool) -> Path:
+    from .preflight import check_files
+
+    check_files(config, resume)  # the trainer checks these too, but only after its slow imports
+    from .trainer import train as run
+
+    return run(config, resume)
 
 
 def _main_process() -> bool:

@@ -49,6 +49,20 @@ class Plugin(Section):
         return dict(self.model_extra or {})
 
 
+class AdvantageConfig(Plugin):
+    """From the scores of a group to advantages: an entry point of ``flowrl.advantages``, or a function."""
+
+    name: str = "group"
+    """The function; beside it stand its keyword arguments."""
+
+
+class ObjectiveConfig(Plugin):
+    """From advantages to a loss: an entry point of ``flowrl.objectives``, or a class."""
+
+    name: str = "nft"
+    """The class; beside it stand its options."""
+
+
 class RewardOptions(Section):
     """The weight of a reward, and the options of its constructor; ``shapes: 1.0`` is short for ``{weight: 1.0}``."""
 
@@ -180,9 +194,9 @@ class RunConfig(Section):
     """What is trained."""
     rewards: dict[str, RewardOptions]
     """What is wanted: plug-in names with their weights."""
-    advantage: Plugin = Plugin(name="group")
+    advantage: AdvantageConfig = AdvantageConfig()
     """From the scores of a group to advantages."""
-    objective: Plugin = Plugin(name="nft")
+    objective: ObjectiveConfig = ObjectiveConfig()
     """From advantages to a loss."""
     groups_per_step: Count = 8
     """Prompts a step, over all processes."""

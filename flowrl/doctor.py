@@ -159,7 +159,7 @@ def check_reward(
 
 def _range(scores: Tensor) -> str:
     low, high = float(scores.min()), float(scores.max())
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return f"{low:.4g} to {high:.4g}" if low < high else f"{low:.4g}"  # NaN is not under NaN
 
 
 def _attempt(topic: str, name: str, action: Callable[[], object], otherwise: State = "FAIL") -> Finding:

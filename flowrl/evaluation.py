@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -91,7 +92,9 @@ def evaluate(
             prompts, seeds=batch.seeds, steps=setting.steps, guidance_scale=setting.guidance_scale, **setting.call
         )
         scored = RewardBatch(images, prompts, [row.metadata for row in batch.rows], torch.tensor(batch.groups))
-        first = [sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)]
+        first = [
+            sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)
+        ]
         kept = (images[first].clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         mine[batch.index] = (rewards.score(scored).raw, _thumbnails(images), kept)
     policy.denoiser_calls = calls  # an evaluation is no part of the training's cost
@@ -100,8 +103,8 @@ def evaluate(
     metrics = _summary(scores, rewards.names)
     thumbnails = torch.cat([part[1] for part in parts.values()]).unflatten(0, (len(rows), setting.samples_per_prompt))
     metrics["eval/diversity"] = diversity(thumbnails)
-    images = [image for part in parts.values() for image in part[2]]
-    return Evaluation(metrics, images, _records(batches, scores, rewards.names, setting.keep))
+    kept_images = [image for part in parts.values() for image in part[2]]
+    return Evaluation(metrics, kept_images, _records(batches, scores, rewards.names, setting.keep))
 
 
 def diversity(images: Tensor) -> float:
@@ -149,7 +152,7 @@ def _records(batches: Sequence[MicroBatch], scores: Tensor, names: Sequence[str]
             "sample": number,
             "seed": seed,
             "scores": {
-                name: None if value != value else value for name, value in zip(names, values.tolist(), strict=True)
+                name: None if math.isnan(value) else value for name, value in zip(names, values.tolist(), strict=True)
             },
         }
         for (row, group, number, seed), values in zip(samples, scores, strict=True)

@@ -26,6 +26,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
+    temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
     try:
         yield temporary
         _sync(temporary)
@@ -39,6 +40,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder, renamed to ``path`` (which must not exist) when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary.chmod(0o777 & ~_umask())
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -53,6 +55,12 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON, whole; NaN is refused, since JSON has none."""
     with whole_file(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync(path: Path) -> None:

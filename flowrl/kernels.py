@@ -121,34 +121,34 @@ class Kernel:
         Raises:
             UserError: the kernel is for the other kind of model.
         """
-        x, model_output = x.float(), model_output.float()
-        if isinstance(place, DDPMPlace):
-            self._must_suit(place)
-            return _ddim(x, model_output, place, self.noise_level)
-        c_x, c_v, std = self._flow(place)
-        return c_x * x + c_v * model_output, torch.tensor(std, device=x.device)
+        std = torch.tensor(self.std(place))
+        if std == 0:
+            mean = _stock_step(x, model_output, place)
+        elif isinstance(place, DDPMPlace):
+            mean = _ddim(x.float(), model_output.float(), place, std)
+        else:
+            c_x, c_v, _ = self._flow(place)
+            mean = c_x * x.float() + c_v * model_output.float()
+        return mean, std.to(x.device)
 
     def std(self, place: Place) -> float:
         """The std of the transition at a place, without a model call."""
-        if isinstance(place, DDPMPlace):
-            self._must_suit(place)
-            return float(_ddim_std(place, self.noise_level))
-        return self._flow(place)[2]
+        if self.noise_level == 0:
+            return 0.0
+        self._must_suit(place)
+        if place.sigma_next == 0:
+            return 0.0
+        return _ddim_std(place, self.noise_level) if isinstance(place, DDPMPlace) else self._flow(place)[2]
 
     def deterministic(self) -> Kernel:
         """The same kernel without noise."""
         return replace(self, noise_level=0.0)
 
     def _flow(self, place: FlowPlace) -> tuple[float, float, float]:
-        self._must_suit(place)
-        if self.coefficients is None or self.noise_level == 0 or place.sigma_next == 0:
-            # Not the limit of the formulas but the stock step itself, so that equality is exact.
-            return 1.0, place.sigma_next - place.sigma, 0.0
+        assert self.coefficients is not None, f"{self.name} is no flow kernel"
         return self.coefficients(place, self.noise_level)
 
     def _must_suit(self, place: Place) -> None:
-        if self.noise_level == 0:
-            return
         if isinstance(place, DDPMPlace) != (self.coefficients is None):
             kind, known = ("DDPM-type", "ddim") if isinstance(place, DDPMPlace) else ("flow", "flow_sde, dance_sde, flow_cps")
             raise UserError(f"kernel {self.name!r} does not fit a {kind} model; write one of: ode, {known}.")
@@ -297,12 +297,21 @@ def _marginal_preserving(place: FlowPlace, s: float) -> tuple[float, float, floa
     return 1 + pull * dt, (1 + pull * (1 - place.sigma)) * dt, s * math.sqrt(-dt)
 
 
-def _ddim_std(place: DDPMPlace, eta: float) -> Tensor:
+def _stock_step(x: Tensor, model_output: Tensor, place: Place) -> Tensor:
+    """Diffusers' own step, in the dtypes in which diffusers takes it: not the limit of the formulas, but equal to it."""
+    if isinstance(place, DDPMPlace):
+        return _ddim(x, model_output, place, torch.tensor(0.0)).float()
+    # A 0-dim tensor, unlike a Python number, is rounded to the dtype of a bfloat16 output before the product.
+    dt = torch.tensor(place.sigma_next - place.sigma, device=x.device)
+    return x.float() + dt * model_output
+
+
+def _ddim_std(place: DDPMPlace, eta: float) -> float:
     a, a_next = torch.tensor(place.alpha_cumprod), torch.tensor(place.alpha_cumprod_next)
-    return eta * ((1 - a_next) / (1 - a) * (1 - a / a_next)) ** 0.5
+    return float(eta * ((1 - a_next) / (1 - a) * (1 - a / a_next)) ** 0.5)
 
 
-def _ddim(x: Tensor, model_output: Tensor, place: DDPMPlace, eta: float) -> tuple[Tensor, Tensor]:
+def _ddim(x: Tensor, model_output: Tensor, place: DDPMPlace, std: Tensor) -> Tensor:
     # The operations, their order and their float32 scalars are those of diffusers' DDIMScheduler: eta 0 is bit-equal.
     a, a_next = torch.tensor(place.alpha_cumprod), torch.tensor(place.alpha_cumprod_next)
     b = 1 - a
@@ -317,5 +326,4 @@ def _ddim(x: Tensor, model_output: Tensor, place: DDPMPlace, eta: float) -> tupl
         raise UserError(f"the scheduler's prediction_type is {place.prediction_type!r}; known: {known}.")
     if place.clip_range is not None:
         x_0 = x_0.clamp(-place.clip_range, place.clip_range)
-    std = _ddim_std(place, eta)
-    return a_next**0.5 * x_0 + (1 - a_next - std**2) ** 0.5 * eps, std.to(x.device)
+    return a_next**0.5 * x_0 + (1 - a_next - std**2) ** 0.5 * eps

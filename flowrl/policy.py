@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from . import memo
-from .adapters import LoRA, add_lora, adapters_off, export_lora, has_adapters, trainable_parameters
+from .adapters import LoRA, adapters_off, add_lora, export_lora, has_adapters, trainable_parameters
 from .errors import UserError
 from .kernels import Kernel, Reduction
 from .memo import Memo, Memory
 from .scheduler import Probing, Recording, Replaying, Session, policy_scheduler
 from .trajectory import Rollout, own
 
+DEFAULT_LORA = LoRA()
 DENOISERS = ("transformer", "unet", "prior")
 """Component names that hold a policy where none is named."""
 
@@ -68,7 +69,7 @@ class Policy:
         *,
         kernel: Kernel,
         trainable: Sequence[str] | None = None,
-        lora: LoRA | None = LoRA(),
+        lora: LoRA | None = DEFAULT_LORA,
         reduction: Reduction = "mean",
     ) -> None:
         """Make a pipeline a policy.
@@ -274,9 +275,7 @@ class Policy:
         self._scheduler.session = session
         try:
             self.pipe.scheduler = self._scheduler
-            with _quiet(self.pipe), memo.exchanged(
-                self.pipe, {**self._remembered(memory), "prepare_latents": initial}
-            ):
+            with _quiet(self.pipe), memo.exchanged(self.pipe, {**self._remembered(memory), "prepare_latents": initial}):
                 yield
         finally:
             self.pipe.scheduler = stock

@@ -38,6 +38,7 @@ RUN_FILES = (
     "adapter",
     "trackers",
     "report.html",
+    "compare.png",
 )
 """What a run writes into its folder."""
 
@@ -82,21 +83,32 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     Raises:
         UserError: the run cannot work; the message says what to change.
     """
-    check_launcher(config.model)
-    check_output(config, resume)
-    model = find_model(config.model)
+    model, rows, eval_rows = check_files(config, resume)
     loader = plugins.load("pipelines", config.model.loader)
     kernel, objective = make_kernel(config.policy), make_objective(config.objective)
     check_transitions(config.objective.name, objective, kernel)
     advantage = make_advantage(config.advantage)
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.
-    rows, eval_rows = load_prompts(config.prompts), load_prompts(config.eval.prompts)
     rewards = make_rewards(config.rewards)
     rewards.check(rows)
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
     eval_rewards.check(eval_rows)
     return Preflight(model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective)
+
+
+def check_files(config: RunConfig, resume: bool = False) -> tuple[str, list[PromptRow], list[PromptRow]]:
+    """The checks that need no torch, so that the command line can make them before its slow imports.
+
+    Returns:
+        The model's folder or hub id, the prompts, and the held-out prompts.
+
+    Raises:
+        UserError: as `preflight`.
+    """
+    check_launcher(config.model)
+    check_output(config, resume)
+    return find_model(config.model), load_prompts(config.prompts), load_prompts(config.eval.prompts)
 
 
 def check_launcher(model: ModelConfig, environment: Mapping[str, str] = os.environ) -> None:

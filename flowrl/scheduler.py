@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -184,7 +185,7 @@ class FlowPolicyScheduler(FlowMatchEulerDiscreteScheduler):
         """Build the whole schedule as diffusers does, and show the pipeline the session's part of it."""
         super().set_timesteps(num_inference_steps, device, sigmas, mu, timesteps)
         sigma, timestep = self.sigmas.tolist(), self.timesteps.tolist()
-        for earlier, later in zip(sigma, sigma[1:], strict=False):
+        for earlier, later in pairwise(sigma):
             if not earlier > later:
                 raise UserError(f"the schedule's sigmas must fall strictly, but {earlier} is followed by {later}.")
         self.places: list[Place] = [
@@ -194,7 +195,7 @@ class FlowPolicyScheduler(FlowMatchEulerDiscreteScheduler):
 
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The timestep that the model expects at noise level ``sigma``, of any shape."""
-        return sigma * self.config.num_train_timesteps
+        return sigma * float(self.config.num_train_timesteps)
 
     def step(
         self,
@@ -224,7 +225,9 @@ class DDPMPolicyScheduler(DDIMScheduler):
         """Build the whole schedule as diffusers does, and show the pipeline the session's part of it."""
         super().set_timesteps(num_inference_steps, device)
         if self.config.thresholding:
-            raise UserError("the scheduler's dynamic thresholding is not a Gaussian transition; set thresholding=False.")
+            raise UserError(
+                "the scheduler's dynamic thresholding is not a Gaussian transition; set thresholding=False."
+            )
         clip = self.config.clip_sample_range if self.config.clip_sample else None
         stride = self.config.num_train_timesteps // num_inference_steps
         self.places: list[Place] = []
@@ -237,7 +240,7 @@ class DDPMPolicyScheduler(DDIMScheduler):
 
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The training timestep whose noise share ``sqrt(1 - alpha_cumprod)`` is nearest to ``sigma``."""
-        shares = (1 - self.alphas_cumprod).sqrt().to(sigma.device)
+        shares: Tensor = (1 - self.alphas_cumprod).sqrt().to(sigma.device)
         return (shares - sigma[..., None]).abs().argmin(dim=-1)
 
     def step(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -148,7 +148,9 @@ class Trainer:
             self.folder.rewind(self.counters.step if steps else -1)
         self._accelerator.init_trackers("trackers")
         count = sum(p.numel() for p in self.parameters)
-        self._console.print(f"{type(self.policy.pipe).__name__}: {count:,} trainable parameters, run in {self.folder.path}")
+        self._console.print(
+            f"{type(self.policy.pipe).__name__}: {count:,} trainable parameters, run in {self.folder.path}"
+        )
 
     def _plan(self, step: int) -> list[MicroBatch]:
         config, rows = self.config, self._checked.rows
@@ -163,18 +165,23 @@ class Trainer:
 
     def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> dict[int, tuple[MicroBatch, Rollout]]:
         policy = self.config.policy
-        train_steps, noise_steps = choose_steps(policy.train_steps, policy.steps, sample_seed("window", self.config.seed, step))
+        train_steps, noise_steps = choose_steps(
+            policy.train_steps, policy.steps, sample_seed("window", self.config.seed, step)
+        )
         rollouts = {}
         with self._timed("rollout"), self._behaviour():
             for batch in self._progress("rollout", _mine(batches)):
-                rollouts[batch.index] = batch, self.policy.rollout(
-                    [row.prompt for row in batch.rows],
-                    seeds=batch.seeds,
-                    steps=policy.steps,
-                    guidance_scale=policy.guidance_scale,
-                    train_steps=train_steps if self.objective.transitions else (),
-                    noise_steps=noise_steps,
-                    **self._call,
+                rollouts[batch.index] = (
+                    batch,
+                    self.policy.rollout(
+                        [row.prompt for row in batch.rows],
+                        seeds=batch.seeds,
+                        steps=policy.steps,
+                        guidance_scale=policy.guidance_scale,
+                        train_steps=train_steps if self.objective.transitions else (),
+                        noise_steps=noise_steps,
+                        **self._call,
+                    ),
                 )
         return rollouts
 
@@ -244,9 +251,9 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         if not norm.isfinite():
             raise RunStopped(
-                f"the gradient of step {step + 1} is not finite. The weights are those of the step before. Likely causes: "
-                "a step of the schedule with a std near 0 is trained; float16 overflowed (write model.dtype: bfloat16); "
-                "a reward or an advantage is extreme (look at reward/max in metrics.jsonl)."
+                f"the gradient of step {step + 1} is not finite. The weights are those of the step before. Likely "
+                "causes: a step of the schedule with a std near 0 is trained; float16 overflowed (write model.dtype: "
+                "bfloat16); a score is extreme (look at the rewards in metrics.jsonl)."
             )
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
         for group in self.optimizer.param_groups:
@@ -267,13 +274,15 @@ class Trainer:
                 else "the gradient was exactly 0"
             )
             raise RunStopped(
-                f"no learning signal for {PATIENCE} steps in a row: {reason}. Mean reward {metrics['reward/mean']:.4g}. "
-                "Likely causes: the reward returns a constant (run `flowrl doctor CONFIG`); group_size is too small for "
-                "a reward that is rarely given; the task is solved or hopeless for these prompts."
+                f"no learning signal for {PATIENCE} steps in a row: {reason}. Mean reward "
+                f"{metrics['reward/mean']:.4g}. Likely causes: the reward returns a constant (run `flowrl doctor "
+                "CONFIG`); group_size is too small for a reward that is rarely given; the task is solved or hopeless "
+                "for these prompts."
             )
 
     def _evaluate(self) -> dict[str, float]:
         config, setting = self.config, self.config.eval
+        guidance_scale = setting.guidance_scale
         weights = self.copies["ema"].active() if "ema" in self.copies else nullcontext()
         with self._timed("evaluation"), weights:
             result: Evaluation = evaluate(
@@ -283,7 +292,7 @@ class Trainer:
                 Setting(
                     samples_per_prompt=setting.samples_per_prompt,
                     steps=setting.steps or config.policy.steps,
-                    guidance_scale=config.policy.guidance_scale if setting.guidance_scale is None else setting.guidance_scale,
+                    guidance_scale=config.policy.guidance_scale if guidance_scale is None else guidance_scale,
                     micro_batch_size=setting.micro_batch_size,
                     seed=config.seed,
                     call=self._call,
@@ -401,7 +410,11 @@ def summary_line(metrics: dict[str, float], max_steps: int) -> str:
     parts = [f"step {metrics['step']:.0f}/{max_steps}"]
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
-    for key, label, form in (("loss", "loss", ".4f"), ("grad_norm", "grad", ".3g"), ("ratio/clip_fraction", "clipped", ".2f")):
+    for key, label, form in (
+        ("loss", "loss", ".4f"),
+        ("grad_norm", "grad", ".3g"),
+        ("ratio/clip_fraction", "clipped", ".2f"),
+    ):
         if key in metrics:
             parts.append(f"{label} {metrics[key]:{form}}")
     parts += [
@@ -422,4 +435,3 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-

@@ -1,10 +1,10 @@
 """Tests of the command line: what it passes on, what it prints, and how it refuses bad input."""
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,10 +32,25 @@ class Needy(Reward):
         return batch.images.mean(dim=(1, 2, 3))
 """
 
+BLIND = """
+import torch
+from flowrl.reward import Reward, RewardBatch
+
+PICTURE = RewardBatch(torch.zeros(1, 3, 8, 8), ["a"], [{}])
+
+class Blind(Reward):
+    def __call__(self, batch):
+        return batch.images.mean(dim=(1, 2, 3))
+
+    def examples(self):
+        return PICTURE, PICTURE
+"""
+
 
 def invoke(*arguments: object) -> Result:
     """Run a command in this process."""
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    # A wide terminal, so that no table breaks what is looked for.
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
 
 
 @pytest.fixture
@@ -69,6 +84,11 @@ class Bad:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+def append(path: Path, text: str) -> None:
+    """Add to a file."""
+    path.write_text(path.read_text() + text)
+
+
 def another_run(folder: Path) -> None:
     """A run's folder, where the output should go."""
     (folder / "run").mkdir()
@@ -79,11 +99,11 @@ BAD = {
     "unknown key": Bad(["'policy.step=3'", "Did you mean 'steps'?", "Known: kernel, "], ["policy.step=3"]),
     "unknown key in the file": Bad(
         ["recipe.yaml:9: unknown key 'grup_size'", "Did you mean 'group_size'?", "Known: output, "],
-        change=lambda folder: (folder / "recipe.yaml").open("a").write("grup_size: 8\n"),
+        change=lambda folder: append(folder / "recipe.yaml", "grup_size: 8\n"),
     ),
     "unknown reward": Bad(["unknown reward 'shapez'", "Did you mean 'shapes'?", "Known: jpeg, "], ["rewards.shapez=1"]),
     "unknown objective": Bad(["Did you mean 'grpo'?", "Known: grpo, nft"], ["objective=gpro"]),
-    "unknown advantage": Bad(["Did you mean 'group'?", "Known: group"], ["advantage=groups"]),
+    "unknown advantage": Bad(["Did you mean 'group'?", "Known: "], ["advantage=groups"]),
     "unknown option": Bad(["objective nft: unknown key 'betta'", "Did you mean 'beta'?"], ["objective.betta=1"]),
     "no recipe": Bad(["no recipe at"], change=lambda folder: (folder / "recipe.yaml").unlink()),
     "no prompt file": Bad(["there is no file 'nowhere.txt'", "Bundled: shapes_heldout"], ["prompts=nowhere.txt"]),
@@ -145,8 +165,8 @@ def test_bad_input(bad, recipe, tmp_path, monkeypatch):
     assert (tmp_path / "run").exists() == any(str(tmp_path / "run") in path for path in before)
 
 
-# Two in every run of the tests, one that needs no import of torch and one that does; the others when there is time.
-QUICK = ("unknown key", "metadata missing")
+# Two in every run of the tests, one found in the recipe and one in the files; the others when there is time.
+QUICK = ("unknown key", "no scheduler")
 
 
 @pytest.mark.parametrize(
@@ -257,13 +277,20 @@ def test_train(recipe, tmp_path, calls):
 
 
 @pytest.mark.parametrize("objective", ["nft", "grpo"])
-def test_demo(objective, tmp_path, calls):
+def test_demo(objective, recipe, tmp_path, calls):
     """The bundled recipe is run from the installed package, and before and after are shown."""
-    result = invoke("demo", "--objective", objective, "--output", tmp_path / "demo", "max_steps=7")
+    result = invoke(
+        "demo",
+        "--objective",
+        objective,
+        "--output",
+        tmp_path / "demo",
+        "max_steps=7",
+        f"model.path={recipe.parent / 'model'}",
+    )
     assert (result.exit_code, result.stderr) == (0, "")
     ((config, resume),) = calls
     assert (config.objective.name, config.max_steps, config.output, resume) == (objective, 7, tmp_path / "demo", False)
-    assert config.model.path == "shapes-sd3"
     table = [line for line in result.stdout.splitlines() if "jpeg" in line]
     assert len(table) == 1
     assert "+1" in table[0]
@@ -282,7 +309,7 @@ def test_demo_has_no_other_objective(tmp_path):
 def test_only_the_first_process_prints(recipe, tmp_path, calls, monkeypatch):
     """The other processes of a run stay silent."""
     monkeypatch.setenv("RANK", "1")
-    assert invoke("demo", "--output", tmp_path / "demo").stdout == ""
+    assert invoke("demo", "--output", tmp_path / "demo", f"model.path={recipe.parent / 'model'}").stdout == ""
     assert invoke("train", recipe).stdout == ""
 
 
@@ -344,16 +371,11 @@ def test_doctor(recipe):
 
 def test_doctor_finds_a_sick_reward(recipe, tmp_path):
     """A reward that does not separate its own examples makes the command fail."""
-    (tmp_path / "blind.py").write_text(NEEDY.replace('needs = frozenset({"target"})', "examples = lambda self: (B, B)"))
-    text = (tmp_path / "blind.py").read_text()
-    (tmp_path / "blind.py").write_text(
-        text
-        + "\nimport torch\nfrom flowrl.reward import RewardBatch\nB = RewardBatch(torch.zeros(1, 3, 8, 8), ['a'], [{}])\n"
-    )
-    result = invoke("doctor", recipe, f"rewards={{'{tmp_path / 'blind.py'}:Needy': 1}}")
+    (tmp_path / "blind.py").write_text(BLIND)
+    result = invoke("doctor", recipe, f"rewards={{'{tmp_path / 'blind.py'}:Blind': 1}}")
     assert result.exit_code == 1
     assert "1 checks failed" in result.stderr
-    assert "no separation" in result.stdout.replace("\n", " ")
+    assert "no separation" in result.stdout
 
 
 def test_bench(monkeypatch):
@@ -374,10 +396,12 @@ def test_help_names_every_command():
 
 
 def test_help_is_there_at_once(tmp_path):
-    """``flowrl --help`` takes less than a second; the best of three, as other work may be going on."""
-    seconds = []
-    for _ in range(3):
-        start = time.monotonic()
-        subprocess.run([sys.executable, "-m", "flowrl", "--help"], cwd=tmp_path, check=True, capture_output=True)
-        seconds.append(time.monotonic() - start)
-    assert min(seconds) < 1
+    """``flowrl --help`` costs less than a second of a processor, whatever else the machine does meanwhile."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    subprocess.run([sys.executable, "-m", "flowrl", "--help"], cwd=tmp_path, check=True, capture_output=True)
+    assert spent() - before < 1

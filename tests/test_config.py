@@ -62,6 +62,13 @@ def test_plug_ins_by_name_or_with_options(small):
     assert load_config(small).objective.options == {"beta": 0.1}
 
 
+def test_options_of_the_default_plug_ins(small):
+    """An option alone is one of the default plug-in, also where the recipe names it in short."""
+    config = load_config(small, ["objective.beta=0.5", "advantage.ddof=1"])
+    assert (config.objective.name, config.objective.options) == ("nft", {"beta": 0.5})
+    assert (config.advantage.name, config.advantage.options) == ("group", {"ddof": 1})
+
+
 def test_rewards_by_weight_or_with_options(small):
     """A number is a weight; a mapping has a weight, 1 by default, and options."""
     config = load_config(small, ["rewards={jpeg: {quality: 80}, 'mine.py:f': {weight: -2}}"])
@@ -110,7 +117,7 @@ def test_train_steps_inside_the_schedule(value):
         ("ema_decay=1", "ema_decay is 1: wanted less than 1"),
         ("prompts=mine.txt", "eval.prompts: missing, and its default asks for shapes"),
         ("lora.rnk=4", "Did you mean 'rank'? Known: rank, alpha, targets."),
-        ("objective={beta: 1}", "objective.name is missing. An entry-point name"),
+        ("objective.name=3", "objective.name is 3: wanted a string"),
         ("steps=4", "Did you mean 'policy.steps'?"),
     ],
 )

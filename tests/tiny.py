@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,13 @@ from transformers import (
     T5EncoderModel,
 )
 
+from flowrl import kernels
+from flowrl.adapters import LoRA
 from flowrl.pipelines.shapes.train import build_tokenizer
+from flowrl.policy import Policy
 
 STEPS = 5
+PROMPTS = ("a red circle", "two blue squares", "a green triangle", "three red stars", "a yellow circle")
 
 
 @lru_cache(maxsize=1)
@@ -164,3 +168,53 @@ CALLS: dict[str, dict[str, Any]] = {
 
 GUIDANCE: dict[str, tuple[float, float]] = {"sd3": (1.0, 4.5), "flux": (1.0, 3.5), "sd15": (1.0, 7.5)}
 """A guidance scale that is off (or neutral) and one that is on."""
+
+STOCHASTIC = tuple(
+    (pipeline, kernel)
+    for pipeline in PIPELINES
+    for kernel in kernels.KERNELS
+    if kernel != "ode" and (kernel == "ddim") == (pipeline == "sd15")
+)
+"""Every pair of a tiny pipeline and a stochastic kernel that fits it."""
+
+
+def policy(
+    pipeline: str, kernel: str, *, noise_level: float | None = None, b: float = 0.1, dtype: torch.dtype = torch.float32
+) -> Policy:
+    """A tiny pipeline as a policy, with a LoRA whose alpha is not its rank and whose B has the spread ``b``."""
+    level = {} if noise_level is None else {"noise_level": noise_level}
+    made = Policy(
+        PIPELINES[pipeline]().to(dtype), kernel=kernels.KERNELS[kernel](**level), lora=LoRA(rank=4, alpha=12.0)
+    )
+    set_b(made, b)
+    return made
+
+
+@torch.no_grad()
+def set_b(made: Policy, spread: float) -> None:
+    """Draw the B matrices of a policy's LoRA, which start at 0, from a normal distribution."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in made.parameters.items():
+        if "lora_B" in name:
+            parameter.normal_(0, spread, generator=generator)
+
+
+def arguments(pipeline: str, *, guided: bool = True, count: int = 2, seeds: Sequence[int] = ()) -> dict[str, Any]:
+    """Arguments of `Policy.rollout` and `Policy.sample` for a few prompts."""
+    call = {**CALLS[pipeline], "guidance_scale": GUIDANCE[pipeline][guided]}
+    if pipeline == "flux" and guided:  # its guidance_scale is an input of the model; this is the guidance of two passes
+        call |= {"true_cfg_scale": 3.0, "negative_prompt": ["a blue circle"] * count}
+    return {"prompts": PROMPTS[:count], "seeds": seeds or range(10, 10 + count), "steps": STEPS, **call}
+
+
+def stock(
+    pipeline: str, *, output_type: str = "latent", dtype: torch.dtype = torch.float32, **call: Any
+) -> torch.Tensor:
+    """What an untouched pipeline gives for the `arguments` of a rollout."""
+    pipe = PIPELINES[pipeline]().to(dtype)
+    pipe.set_progress_bar_config(disable=True)
+    generators = [torch.Generator().manual_seed(seed) for seed in call.pop("seeds")]
+    prompts, steps = list(call.pop("prompts")), call.pop("steps")
+    return pipe(
+        prompt=prompts, num_inference_steps=steps, generator=generators, output_type=output_type, **call
+    ).images

@@ -1,4 +1,4 @@
-"""Objectives: how scored samples change the policy. One file a family; see `flowrl.objectives.base` for the contract."""
+"""Objectives: how scored samples change the policy. One file a family; `flowrl.objectives.base` has the contract."""
 
 from .base import Objective, Terms, Work
 from .grpo import GRPO

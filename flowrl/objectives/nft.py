@@ -31,7 +31,9 @@ class NFTOptions(base.Options):
     times: int = Field(4, gt=0, description="noise levels drawn for each sample, without repetition")
     decay_slope: float = Field(0.001, ge=0, description="rise of the old policy's decay a step")
     decay_max: float = Field(0.5, ge=0, le=1, description="largest decay of the old policy")
-    decay_start: int = Field(0, ge=0, description="step from which the decay rises; the old policy is the current before")
+    decay_start: int = Field(
+        0, ge=0, description="step from which the decay rises; the old policy is the current before"
+    )
 
 
 @dataclass(frozen=True)

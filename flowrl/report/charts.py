@@ -106,7 +106,10 @@ def _shown(run: Run) -> set[str]:
 def other_charts(run: Run) -> list[Chart]:
     """Everything else that was logged: the times in one chart, each other metric in its own."""
     names = [name for name in run.history.names() if name not in _shown(run)]
-    seconds = [name for name in names if name.startswith("seconds/")][:COLOURS]
+    # What is timed in every step; an evaluation is rarer and longer, and would press the others flat.
+    timed = [name for name in names if name.startswith("seconds/")]
+    often = max((len(run.history.series(name)) for name in timed), default=0)
+    seconds = [name for name in timed if len(run.history.series(name)) == often][:COLOURS]
     curves = [
         Curve(name.removeprefix("seconds/"), run.history.series(name), i, "line") for i, name in enumerate(seconds)
     ]

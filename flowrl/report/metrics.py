@@ -81,7 +81,10 @@ def _parse(line: bytes) -> tuple[int, dict[str, float]] | None:
     except ValueError:
         return None
     step = found.get("step") if isinstance(found, dict) else None
-    return (step, _numbers(found)) if isinstance(step, int) and step >= 0 else None
+    # The trainer writes 2.0 for step 2: all its metrics are floats.
+    if isinstance(step, bool) or not isinstance(step, int | float) or step < 0 or step != step // 1:
+        return None
+    return int(step), _numbers(found)
 
 
 def read_metrics(path: Path) -> History:

@@ -103,6 +103,11 @@ def elapsed(run: Run, step: int) -> float | None:
     return time - start
 
 
+def _cost(step: int, logged: float | None) -> float | None:
+    """What training had cost by a step: nothing before the first, where the trainer logs the evaluation alone."""
+    return 0.0 if logged is None and step == 0 else logged
+
+
 def _both(steps: tuple[int, int], value: Callable[[int], float | None]) -> tuple[float | None, float | None]:
     return value(steps[0]), value(steps[1])
 
@@ -140,7 +145,8 @@ def table(run: Run, pairing: Pairing | None) -> list[Row]:
     rows = [_reward_row(run, name, steps, pairing) for name in run.history.rewards("eval")]
     rows += [
         Row("diversity", "diversity", *_both(steps, lambda step: run.history.at(step, "eval/diversity"))),
-        Row("denoiser calls", "count", *_both(steps, lambda step: run.history.at(step, "denoiser_calls"))),
-        Row("time", "seconds", *_both(steps, lambda step: elapsed(run, step))),
+        Row("denoiser calls", "count", *_both(steps, lambda step: _cost(step, run.history.at(step, "denoiser_calls")))),
+        Row("time", "seconds", *_both(steps, lambda step: _cost(step, elapsed(run, step)))),
     ]
-    return [row for row in rows if row.before is not None or row.after is not None]
+    costs = ("count", "seconds")
+    return [row for row in rows if row.after is not None or (row.before is not None and row.kind not in costs)]

@@ -80,7 +80,9 @@ def build_tokenizer(folder: Path) -> CLIPTokenizer:
     Any other text still tokenises, letter by letter, so a user's prompt is never an unknown token.
     """
     words = ["a", "an", *world.PALETTE, *world.COUNTS, *" ".join(world.RELATIONS).split()]
-    words += [name for scene in world.all_scenes() if scene.kind == "count" for name in [world.caption(scene).split()[-1]]]
+    words += [
+        name for scene in world.all_scenes() if scene.kind == "count" for name in [world.caption(scene).split()[-1]]
+    ]
     words += list(world.SHAPES)
     letters = sorted(_byte_letters())
     vocabulary = letters + [letter + "</w>" for letter in letters]
@@ -143,7 +145,9 @@ def build_t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
     """
     pieces = ["<pad>", "</s>", "<unk>"]  # it knows no word: any prompt is the two tokens <unk> </s>
     tokenizer = T5TokenizerFast(vocab=[(piece, -2.0) for piece in pieces], extra_ids=0, model_max_length=512)
-    encoder = T5EncoderModel(T5Config(vocab_size=len(pieces), d_model=2 * WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1))
+    encoder = T5EncoderModel(
+        T5Config(vocab_size=len(pieces), d_model=2 * WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    )
     torch.nn.init.zeros_(encoder.encoder.final_layer_norm.weight)
     return encoder, tokenizer
 
@@ -225,7 +229,7 @@ def encode_pictures(vae: AutoencoderKL, count: int, seed: int) -> tuple[torch.Te
 def encode_text(
     encoders: list[CLIPTextModelWithProjection], tokens: torch.Tensor, silent: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ``StableDiffusion3Pipeline.encode_prompt`` makes of tokens, with ``silent`` tokens of T5: joint and pooled."""
+    """What ``StableDiffusion3Pipeline.encode_prompt`` makes of tokens: joint and pooled, with ``silent`` T5 tokens."""
     outputs = [encoder(tokens, output_hidden_states=True) for encoder in encoders]
     joint = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
     joint = torch.cat([joint, joint.new_zeros(len(tokens), silent, joint.shape[-1])], dim=1)
@@ -233,7 +237,15 @@ def encode_text(
 
 
 def train_flow(
-    out: Path, log: Log, *, minutes: float, pictures: int, batch: int = 128, rate: float = 1.5e-3, seed: int = 0, steps: int
+    out: Path,
+    log: Log,
+    *,
+    minutes: float,
+    pictures: int,
+    batch: int = 128,
+    rate: float = 1.5e-3,
+    seed: int = 0,
+    steps: int,
 ) -> None:
     """Train transformer and text encoders together on encoded pictures, and save the whole pipeline from their EMA.
 
@@ -281,7 +293,9 @@ def train_flow(
             break
 
 
-def save(out: Path, vae: AutoencoderKL, tokenizer: CLIPTokenizer, encoders: list, transformer: SD3Transformer2DModel) -> None:
+def save(
+    out: Path, vae: AutoencoderKL, tokenizer: CLIPTokenizer, encoders: list, transformer: SD3Transformer2DModel
+) -> None:
     """Write the pipeline folder that ``StableDiffusion3Pipeline.from_pretrained`` reads."""
     t5, t5_tokenizer = build_t5()
     StableDiffusion3Pipeline(

@@ -177,21 +177,18 @@ def shape_mask(shape: str, side: int, scale: int = 8) -> np.ndarray:
     return np.asarray(image.resize((side, side), Image.Resampling.BOX), dtype=np.float32) / 255
 
 
-def _related(relation: str, dx: float, dy: float, margin: float) -> bool:
-    """Whether the offset (first minus second, y downwards) shows the relation along its dominant axis."""
-    along = {"left of": -dx, "right of": dx, "above": -dy, "below": dy}[relation]
-    across = abs(dy) if relation in ("left of", "right of") else abs(dx)
-    return along > max(across, margin)
-
-
 def related(relation: str, first: tuple[float, float], second: tuple[float, float], margin: float = 4.0) -> bool:
-    """Whether centre ``first`` (x, y) stands in ``relation`` to centre ``second``: by more than ``margin`` pixels,
-    and by more than along the other axis.
+    """Whether centre ``first`` (x, y; y grows downwards) stands in ``relation`` to centre ``second``.
+
+    It must do so by more than ``margin`` pixels, and by more than along the other axis.
 
     >>> related("left of", (10, 20), (30, 25)), related("above", (10, 20), (30, 25))
     (True, False)
     """
-    return _related(relation, first[0] - second[0], first[1] - second[1], margin)
+    dx, dy = first[0] - second[0], first[1] - second[1]
+    along = {"left of": -dx, "right of": dx, "above": -dy, "below": dy}[relation]
+    across = abs(dy) if relation in ("left of", "right of") else abs(dx)
+    return along > max(across, margin)
 
 
 def _place(rng: np.random.Generator, scene: Scene) -> list[tuple[int, int, int]]:
@@ -202,16 +199,18 @@ def _place(rng: np.random.Generator, scene: Scene) -> list[tuple[int, int, int]]
         for _ in range(60):
             side = int(rng.integers(low, high))
             x, y = (int(v) for v in rng.integers(2, SIZE - side - 1, size=2))
-            if all(x + side + 2 <= bx or bx + bs + 2 <= x or y + side + 2 <= by or by + bs + 2 <= y for bx, by, bs in boxes):
+            if all(
+                x + side + 2 <= bx or bx + bs + 2 <= x or y + side + 2 <= by or by + bs + 2 <= y for bx, by, bs in boxes
+            ):
                 boxes.append((x, y, side))
             if len(boxes) == len(scene.objects):
                 break
         if len(boxes) < len(scene.objects):
             continue
         if scene.relation is not None:
-            (x1, y1, s1), (x2, y2, s2) = boxes
+            first, second = [(x + side / 2, y + side / 2) for x, y, side in boxes]
             # A wider margin than the judge's, so that a truth is never a close call.
-            if not _related(scene.relation, x1 + s1 / 2 - x2 - s2 / 2, y1 + s1 / 2 - y2 - s2 / 2, margin=8.0):
+            if not related(scene.relation, first, second, margin=8.0):
                 continue
         return boxes
 

@@ -69,7 +69,7 @@ def write_metrics(folder: Path, last_step: int, evaluations: list[int], samples:
     rng = np.random.default_rng(0)
     lines = []
     for step in range(last_step + 1):
-        line: dict[str, float | None] = {"step": step, "time": 2.0 + 3 * step, "denoiser_calls": 640 * step + 80}
+        line: dict[str, float | None] = {"step": float(step), "time": 2.0 + 3 * step, "denoiser_calls": 640 * step + 80}
         share = step / max(last_step, 1)
         if step:
             line |= {

@@ -45,6 +45,15 @@ def test_one_reward_has_one_chart():
     assert [chart.title for chart in main_charts(run_with(log))] == ["shapes"]
 
 
+def test_rare_times_have_a_chart_of_their_own():
+    """An evaluation is timed in one step of three: among the others it would be the only thing to see."""
+    log = {step: {"seconds/rollout": 1.0, "seconds/update": 2.0} for step in range(1, 4)}
+    log[3]["seconds/evaluation"] = 90.0
+    charts = other_charts(run_with(log))
+    assert [[curve.label for curve in chart.curves] for chart in charts] == [["rollout", "update"], ["value"]]
+    assert charts[1].title == "seconds/evaluation"
+
+
 def test_an_empty_log_has_no_charts():
     """Neither has one whose values are all missing."""
     assert main_charts(run_with({})) == other_charts(run_with({})) == []

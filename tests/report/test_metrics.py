@@ -28,6 +28,16 @@ def test_a_last_line_that_is_cut_off_is_left_out_and_noted(tmp_path):
     assert "cut off" in history.notes[0]
 
 
+def test_steps_may_be_written_as_floats(tmp_path):
+    """The trainer's metrics are all floats, its step too; a step and a half, a NaN and an infinity are no steps."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1.5}\n{"step": NaN}\n{"step": Infinity}\n{"step": true}\n{"step": 2.0, "loss": 1.0}\n')
+    history = read_metrics(path)
+    assert history.series("loss") == [(2, 1.0)]
+    assert all(isinstance(step, int) for step in history.rows)
+    assert len(history.notes) == 4
+
+
 def test_a_complete_last_line_needs_no_line_end(tmp_path):
     """What counts is that the object is whole."""
     path = tmp_path / "metrics.jsonl"

@@ -48,6 +48,19 @@ def test_error_is_left_out_when_the_pictures_are_of_other_evaluations(run):
     assert table(found, first_and_last(found))[0].error is None
 
 
+def test_the_base_model_cost_nothing(run):
+    """The trainer logs no calls and no time with the evaluation before the first step; without any, no row."""
+    log = run / "metrics.jsonl"
+    first, *rest = log.read_text().splitlines()
+    first = re.sub(r'"(time|denoiser_calls)": [\d.]+, ', "", first)
+    log.write_text("\n".join([first, *rest]))
+    rows = {row.name: row for row in table(read_run(run), None)}
+    assert rows["denoiser calls"].cells() == ("denoiser calls", "0", "25,680", "+25,680")
+    assert rows["time"].cells()[1:] == ("0 s", "2 min 02 s", "2 min 02 s")
+    log.write_text("\n".join(re.sub(r'"(time|denoiser_calls)": [\d.]+, ', "", line) for line in [first, *rest]))
+    assert not {"denoiser calls", "time"} & {row.name for row in table(read_run(run), None)}
+
+
 def test_one_evaluation_makes_no_table(make_run):
     """There is nothing to compare yet."""
     found = read_run(make_run(last_step=9))
