@@ -38,6 +38,7 @@ RUN_FILES = (
     "adapter",
     "trackers",
     "report.html",
+    "stopped.json",
     "compare.png",
 )
 """What a run writes into its folder."""
@@ -87,6 +88,7 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     loader = plugins.load("pipelines", config.model.loader)
     kernel, objective = make_kernel(config.policy), make_objective(config.objective)
     check_transitions(config.objective.name, objective, kernel)
+    objective.check(config.policy.steps)
     advantage = make_advantage(config.advantage)
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.

@@ -38,6 +38,7 @@ class RunFolder:
     def start(self, config: RunConfig, environment: Mapping[str, Any]) -> None:
         """Write the resolved config and the environment."""
         self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "stopped.json").unlink(missing_ok=True)
         with whole_file(self.path / "config.yaml") as temporary:
             temporary.write_text(to_yaml(config), encoding="utf8")
         write_json(self.path / "environment.json", environment)
@@ -62,6 +63,10 @@ class RunFolder:
                 kept.append(line)
         with whole_file(self._metrics) as temporary:
             temporary.write_text("".join(line + "\n" for line in kept), encoding="utf8")
+
+    def note_stop(self, step: int, reason: str) -> None:
+        """Write why the run stopped itself to ``stopped.json``."""
+        write_json(self.path / "stopped.json", {"step": step, "reason": reason})
 
     def save_samples(self, step: int, images: Sequence[Tensor], records: Sequence[Mapping[str, Any]]) -> None:
         """Write pictures `[3, H, W]` uint8 and what belongs to each to ``samples/step_000010/``."""

@@ -58,7 +58,11 @@ def train(config: RunConfig, resume: bool = False) -> Path:
     """
     checked = preflight(config, resume)
     trainer = Trainer(config, checked, Accelerator(log_with=list(config.trackers), project_dir=config.output))
-    trainer.run()
+    try:
+        trainer.run()
+    except RunStopped as stop:
+        trainer.note_stop(str(stop))
+        raise
     return config.output
 
 
@@ -133,6 +137,14 @@ class Trainer:
             **metrics,
         }
 
+    def note_stop(self, reason: str) -> None:
+        """Leave the diagnosis and a report of what there is in the run's folder."""
+        if self._accelerator.is_main_process:
+            from .report import write_report
+
+            self.folder.note_stop(self.counters.step, reason)
+            write_report(self.folder.path)
+
     def _prepare(self) -> None:
         if self._accelerator.is_main_process:
             self.checkpoints.clean()
@@ -142,7 +154,9 @@ class Trainer:
             self._console.print(f"resuming after step {self.counters.step}")
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
-            rewards = self._checked.rewards.describe()
+            rewards, watched = self._checked.rewards.describe(), self._checked.eval_rewards.describe()
+            trained = {reward["name"] for reward in rewards}
+            rewards += [{**reward, "weight": 0.0} for reward in watched if reward["name"] not in trained]
             device = self._accelerator.device
             self.folder.start(self.config, environment(rewards, parallel.world_size(), device))
             self.folder.rewind(self.counters.step if steps else -1)

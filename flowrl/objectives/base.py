@@ -70,6 +70,9 @@ class Objective(ABC):
         """Named weight copies to keep, each with its decay by step; they are updated after every step."""
         return {}
 
+    def check(self, steps: int) -> None:  # noqa: B027  (most objectives fit every schedule)
+        """Refuse options that do not fit a schedule of ``steps`` steps, before any weights load."""
+
     @abstractmethod
     def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[Any]:
         """Cut a micro-batch into pieces of work.

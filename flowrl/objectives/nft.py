@@ -67,6 +67,11 @@ class NFT(base.Objective):
         options = self.options
         return {"old": ramp_decay(options.decay_slope, options.decay_max, options.decay_start)}
 
+    def check(self, steps: int) -> None:
+        """The schedule must have as many noise levels as are drawn for a sample."""
+        if self.options.times > steps:
+            raise UserError(f"objective.times: {self.options.times} noise levels a sample, but policy.steps is {steps}.")
+
     def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[Noising]:
         """Noise levels of the rollout's schedule: ``times`` different ones a sample, in random order.
 
@@ -75,8 +80,6 @@ class NFT(base.Objective):
         if not all(isinstance(place, FlowPlace) for place in rollout.places):
             raise UserError("objective nft needs a flow-matching model; for DDPM-type models write objective: grpo.")
         levels = torch.tensor([place.sigma for place in rollout.places])
-        if self.options.times > len(levels):
-            raise UserError(f"nft draws times = {self.options.times} noise levels, but the schedule has {len(levels)}.")
         rows = len(rollout) if policy.takes_sigma_per_sample else 1
         order = torch.rand(rows, len(levels), generator=generator).argsort(dim=1)[:, : self.options.times]
         latents = rollout.latents

@@ -133,6 +133,15 @@ def _evaluations(folder: Path) -> tuple[tuple[Evaluation, ...], list[str]]:
     return tuple(sorted(found, key=lambda evaluation: evaluation.step)), sorted(notes)
 
 
+def _stop(path: Path) -> list[str]:
+    """The diagnosis of a run that stopped itself, as a note."""
+    if not (path / "stopped.json").exists():
+        return []
+    notes: list[str] = []
+    stop = _mapping(path / "stopped.json", json.loads, notes)
+    return [*notes, f"The run stopped itself after step {stop.get('step', '?')}: {stop.get('reason', '?')}"]
+
+
 def _mapping(path: Path, parse: Callable[[str], object], notes: list[str]) -> Mapping[str, Any]:
     """A file that holds a mapping, or an empty one and a note."""
     try:
@@ -171,4 +180,4 @@ def read_run(path: Path) -> Run:
     environment = _mapping(path / "environment.json", json.loads, notes)
     history = read_metrics(path / "metrics.jsonl")
     evaluations, unread = _evaluations(path / "samples")
-    return Run(path, config, environment, history, evaluations, (*notes, *history.notes, *unread))
+    return Run(path, config, environment, history, evaluations, (*_stop(path), *notes, *history.notes, *unread))
