@@ -151,12 +151,19 @@ def doctor(
 
 @app.command()
 def bench(
+    config: Annotated[Path | None, typer.Argument(help="A recipe. [default: the bundled GRPO recipe]")] = None,
+    overrides: Overrides = None,
     what: Annotated[list[str] | None, typer.Option(help="A measurement; may be repeated. [default: all]")] = None,
+    repeats: Annotated[int, typer.Option(help="How often each quantity is measured.")] = 9,
+    json: Annotated[Path | None, typer.Option(help="A file for the numbers.")] = None,
 ) -> None:
-    """Measure what flowrl costs over the bare pipeline."""
+    """Measure what flowrl costs over the bare pipeline, and how fast a training step is."""
+    from .config import load_config
+
+    recipe = load_config(config, overrides or []) if config else None
     from .bench import main as run_benchmarks
 
-    run_benchmarks(what or [])
+    run_benchmarks(what or [], recipe, repeats=repeats, json=json)
 
 
 def main() -> None:

@@ -135,7 +135,7 @@ class Kernel:
         """The std of the transition at a place, without a model call."""
         if self.noise_level == 0:
             return 0.0
-        self._must_suit(place)
+        self.check_suits(isinstance(place, DDPMPlace))
         if place.sigma_next == 0:
             return 0.0
         return _ddim_std(place, self.noise_level) if isinstance(place, DDPMPlace) else self._flow(place)[2]
@@ -148,9 +148,14 @@ class Kernel:
         assert self.coefficients is not None, f"{self.name} is no flow kernel"
         return self.coefficients(place, self.noise_level)
 
-    def _must_suit(self, place: Place) -> None:
-        if isinstance(place, DDPMPlace) != (self.coefficients is None):
-            kind, known = ("DDPM-type", "ddim") if isinstance(place, DDPMPlace) else ("flow", "flow_sde, dance_sde, flow_cps")
+    def check_suits(self, ddpm: bool) -> None:
+        """Refuse a kernel with noise that is for the other kind of model: DDPM-type, or flow matching.
+
+        Raises:
+            UserError: names the kernels that fit.
+        """
+        if self.noise_level > 0 and ddpm != (self.coefficients is None):
+            kind, known = ("DDPM-type", "ddim") if ddpm else ("flow", "flow_sde, dance_sde, flow_cps")
             raise UserError(f"kernel {self.name!r} does not fit a {kind} model; write one of: ode, {known}.")
 
 
@@ -204,8 +209,8 @@ def flow_cps(noise_level: float = 0.7) -> Kernel:
     """Coefficients-preserving sampling: the total noise after a step is exactly ``sigma_next``.
 
     ``s = sigma_next sin(a pi / 2)``, ``mean = (1 - sigma_next) x_0 + sqrt(sigma_next^2 - s^2) eps``, ``std = s``, with
-    the predictions ``x_0 = x - sigma v`` and ``eps = x + (1 - sigma) v``. A fixed share of the noise is new at each step, so for many steps
-    the marginals stay those of the ODE only if ``a`` shrinks like ``1 / sqrt(steps)``.
+    the predictions ``x_0 = x - sigma v`` and ``eps = x + (1 - sigma) v``. A fixed share of the noise is new at each
+    step, so for many steps the marginals stay those of the ODE only if ``a`` shrinks like ``1 / sqrt(steps)``.
 
     The log-probability is the full Gaussian one; the authors' code drops the variance and the constants.
 
@@ -298,7 +303,7 @@ def _marginal_preserving(place: FlowPlace, s: float) -> tuple[float, float, floa
 
 
 def _stock_step(x: Tensor, model_output: Tensor, place: Place) -> Tensor:
-    """Diffusers' own step, in the dtypes in which diffusers takes it: not the limit of the formulas, but equal to it."""
+    """The step of diffusers, in the dtypes in which it is taken there: not a limit of the formulas, but equal."""
     if isinstance(place, DDPMPlace):
         return _ddim(x, model_output, place, torch.tensor(0.0)).float()
     # A 0-dim tensor, unlike a Python number, is rounded to the dtype of a bfloat16 output before the product.

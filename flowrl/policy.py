@@ -28,7 +28,7 @@ from .adapters import LoRA, adapters_off, add_lora, export_lora, has_adapters, t
 from .errors import UserError
 from .kernels import Kernel, Reduction
 from .memo import Memo, Memory
-from .scheduler import Probing, Recording, Replaying, Session, policy_scheduler
+from .scheduler import DDPMPolicyScheduler, Probing, Recording, Replaying, Session, policy_scheduler
 from .trajectory import Rollout, own
 
 DEFAULT_LORA = LoRA()
@@ -82,10 +82,11 @@ class Policy:
             reduction: of log-probabilities, ``"mean"`` or ``"sum"`` over a sample's elements.
 
         Raises:
-            UserError: no such component, no policy for its scheduler, or no adapter to train.
+            UserError: no such component, no policy for its scheduler, a kernel that does not suit it, or no adapter.
         """
         self.pipe, self.kernel, self.reduction = pipe, kernel, reduction
         self._scheduler = policy_scheduler(pipe.scheduler)
+        kernel.check_suits(isinstance(self._scheduler, DDPMPolicyScheduler))
         self.modules = _components(pipe, trainable)
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):

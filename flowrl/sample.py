@@ -35,6 +35,8 @@ class SampleConfig(Section):
     """Picture height in pixels; null is the pipeline's own."""
     width: Count | None = None
     """Picture width in pixels; null is the pipeline's own."""
+    call: dict[str, Any] = {}
+    """Further arguments of the pipeline's call."""
     seed: int = 0
     """Seed of a prompt's first picture; the next ones count up from it."""
     samples_per_prompt: Count = 1
@@ -87,6 +89,7 @@ def _settings(run: Path) -> dict[str, Any]:
         "guidance_scale": config.policy.guidance_scale if given is None else given,
         "height": config.policy.height,
         "width": config.policy.width,
+        "call": config.policy.call,
         "seed": config.seed,
     }
 
@@ -180,6 +183,7 @@ def _draw(pipe: Any, config: SampleConfig, pictures: Sequence[tuple[str, str, in
             prompt=[prompt for _, prompt, _ in part],
             generator=[torch.Generator().manual_seed(seed) for _, _, seed in part],
             num_inference_steps=config.steps,
+            **config.call,
             **_given(config.model_dump(include={"guidance_scale", "height", "width"})),
         ).images
         yield from zip((name for name, _, _ in part), images, strict=True)

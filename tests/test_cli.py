@@ -378,12 +378,17 @@ def test_doctor_finds_a_sick_reward(recipe, tmp_path):
     assert "no separation" in result.stdout
 
 
-def test_bench(monkeypatch):
-    """Which measurements to take is passed on."""
+def test_bench(monkeypatch, recipe, tmp_path):
+    """What to measure, on which run, how often, and where the numbers go, is passed on."""
     seen = []
-    monkeypatch.setitem(sys.modules, "flowrl.bench", types.SimpleNamespace(main=seen.append))
-    assert invoke("bench", "--what", "rollout").exit_code == 0
-    assert seen == [["rollout"]]
+    module = types.SimpleNamespace(main=lambda *arguments, **options: seen.append((arguments, options)))
+    monkeypatch.setitem(sys.modules, "flowrl.bench", module)
+    assert invoke("bench", "--what", "rollout", "--what", "replay").exit_code == 0
+    assert invoke("bench", recipe, "seed=5", "--repeats", 3, "--json", tmp_path / "n.json").exit_code == 0
+    assert seen == [
+        ((["rollout", "replay"], None), {"repeats": 9, "json": None}),
+        (([], load_config(recipe, ["seed=5"])), {"repeats": 3, "json": tmp_path / "n.json"}),
+    ]
 
 
 def test_help_names_every_command():

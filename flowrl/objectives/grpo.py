@@ -112,11 +112,11 @@ def check_on_policy(log_ratio: Tensor, step: int, dtype: torch.dtype) -> None:
     deviation = float(log_ratio.detach().abs().max())
     if not deviation <= RATIO_TOLERANCE[dtype]:
         raise RunStopped(
-            f"the probability ratio is not 1 before the first update: largest |log ratio| {deviation:.3g} at step {step} "
-            f"(tolerance {RATIO_TOLERANCE[dtype]:.0e} for {dtype}). The policy gradient would be wrong from the first "
-            "step. Likely causes: dropout or another random layer is active; the model or its precision changed between "
-            "rollout and training (autocast, another attention backend, weights edited in place); a condition is drawn "
-            "at random inside the pipeline; the micro-batch was cut differently."
+            f"the probability ratio is not 1 before the first update: largest |log ratio| {deviation:.3g} at step "
+            f"{step} (tolerance {RATIO_TOLERANCE[dtype]:.0e} for {dtype}). The policy gradient would be wrong from the "
+            "first step. Likely causes: dropout or another random layer is active; the model or its precision changed "
+            "between rollout and training (autocast, another attention backend, weights edited in place); a condition "
+            "is drawn at random inside the pipeline; the micro-batch was cut differently."
         )
 
 

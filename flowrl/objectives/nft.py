@@ -70,7 +70,9 @@ class NFT(base.Objective):
     def check(self, steps: int) -> None:
         """The schedule must have as many noise levels as are drawn for a sample."""
         if self.options.times > steps:
-            raise UserError(f"objective.times: {self.options.times} noise levels a sample, but policy.steps is {steps}.")
+            raise UserError(
+                f"objective.times: {self.options.times} noise levels a sample, but policy.steps is {steps}."
+            )
 
     def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[Noising]:
         """Noise levels of the rollout's schedule: ``times`` different ones a sample, in random order.
