@@ -300,7 +300,7 @@ def save(
     t5, t5_tokenizer = build_t5()
     StableDiffusion3Pipeline(
         transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=2.0),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=vae,
         text_encoder=encoders[0],
         tokenizer=tokenizer,
