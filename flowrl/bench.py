@@ -171,7 +171,7 @@ def startup(bench: Bench) -> list[Measure]:
     imports = [float(python("-c", IMPORT)[1]) for _ in range(bench.repeats + 1)][1:]
     helps = [python("-m", "flowrl", "--help")[0] for _ in range(bench.repeats + 1)][1:]
     return [
-        Measure.of(imports, "startup", "import flowrl, beyond torch", "s", bound=0.3),
+        Measure.of(imports, "startup", "import flowrl", "s", bound=0.3),
         Measure.of(helps, "startup", "flowrl --help", "s", bound=1.0),
     ]
 

@@ -151,9 +151,9 @@ def doctor(
 
 @app.command()
 def bench(
-    config: Annotated[Path | None, typer.Argument(help="A recipe. [default: the bundled GRPO recipe]")] = None,
+    config: Annotated[Path | None, typer.Argument(help="A recipe; without one, the bundled one for GRPO.")] = None,
     overrides: Overrides = None,
-    what: Annotated[list[str] | None, typer.Option(help="A measurement; may be repeated. [default: all]")] = None,
+    what: Annotated[list[str] | None, typer.Option(help="A measurement; may be repeated; without one, all.")] = None,
     repeats: Annotated[int, typer.Option(help="How often each quantity is measured.")] = 9,
     json: Annotated[Path | None, typer.Option(help="A file for the numbers.")] = None,
 ) -> None:

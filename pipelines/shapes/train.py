@@ -45,20 +45,20 @@ class Log:
     """Appends rows (stage, step, seconds, loss) to a CSV file and prints them."""
 
     def __init__(self, path: Path) -> None:
-        """Open ``path`` for appending; a new file gets the header."""
+        """Append to ``path``; a new file gets the header."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not path.exists()
-        self._file = path.open("a", newline="")
-        self._rows = csv.writer(self._file)
-        if fresh:
-            self._rows.writerow(["stage", "step", "seconds", "loss"])
-        self._start = time.monotonic()
+        self._path, self._start = path, time.monotonic()
+        if not path.exists():
+            self._append(["stage", "step", "seconds", "loss"])
+
+    def _append(self, row: list[object]) -> None:
+        with self._path.open("a", newline="") as file:
+            csv.writer(file).writerow(row)
 
     def row(self, stage: str, step: int, loss: float) -> None:
-        """Write one row and flush it."""
+        """Write one row."""
         seconds = round(time.monotonic() - self._start, 1)
-        self._rows.writerow([stage, step, seconds, f"{loss:.6f}"])
-        self._file.flush()
+        self._append([stage, step, seconds, f"{loss:.6f}"])
         print(f"{stage} step {step} {seconds}s loss {loss:.5f}", flush=True)
 
 
@@ -140,10 +140,10 @@ def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
 def build_t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
     """A silent T5: SD3's loader insists on one, but the caption comes from the CLIP encoders.
 
-    The weight of its last norm is 0, so its output is exactly 0, as with ``text_encoder_3=None``. A call with
-    ``max_sequence_length=2`` (`SILENT_TOKENS`) spares the 254 padding tokens of the pipeline's default.
+    The weight of its last norm is 0, so its output is exactly 0, as with ``text_encoder_3=None``. Its tokens take part
+    in attention all the same: ``max_sequence_length=10`` holds any caption, and spares most of the default's 256.
     """
-    pieces = ["<pad>", "</s>", "<unk>"]  # it knows no word: any prompt is the two tokens <unk> </s>
+    pieces = ["<pad>", "</s>", "<unk>"]  # it knows no word
     tokenizer = T5TokenizerFast(vocab=[(piece, -2.0) for piece in pieces], extra_ids=0, model_max_length=512)
     encoder = T5EncoderModel(
         T5Config(vocab_size=len(pieces), d_model=2 * WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
@@ -253,6 +253,7 @@ def train_flow(
     """
     torch.manual_seed(seed)
     vae = AutoencoderKL.from_pretrained(out / "vae").eval()
+    vae.register_to_config(_name_or_path="shapes-sd3")  # not the folder where it was trained
     tokenizer = build_tokenizer(out / "tokenizer")
     encoders = [build_text_encoder(tokenizer), build_text_encoder(tokenizer)]
     transformer = build_transformer()
