@@ -212,6 +212,9 @@ class RunConfig(Section):
     """Of AdamW."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Training steps over which the learning rate rises from 0."""
+    learning_rate_half_life: Count | None = None
+    """Training steps in which the learning rate halves; null keeps it. Unlike a cosine, it does not depend on
+    ``max_steps``, so a run that is resumed with more steps is the run that had them from the start."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this norm."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None

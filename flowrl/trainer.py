@@ -269,9 +269,8 @@ class Trainer:
                 "causes: a step of the schedule with a std near 0 is trained; float16 overflowed (write model.dtype: "
                 "bfloat16); a score is extreme (look at the rewards in metrics.jsonl)."
             )
-        warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * warm
+            group["lr"] = learning_rate(self.config, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm.detach()
@@ -388,6 +387,18 @@ def merge_scores(parts: Sequence[Scores]) -> Scores:
     failures = {name: sum(part.failures[name] for part in parts) for name in parts[0].failures}
     errors = {name: message for part in reversed(parts) for name, message in part.errors.items()}
     return Scores(torch.cat([part.raw for part in parts]), failures, errors)
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """The learning rate of a step, from 0: a linear warm-up, times a half for every half-life.
+
+    >>> config = RunConfig(model={"path": "a"}, rewards={"b": 1}, warmup_steps=2, learning_rate_half_life=10)
+    >>> learning_rate(config, 0), learning_rate(config, 10), config.learning_rate
+    (0.00015, 0.00015, 0.0003)
+    """
+    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    half_life = config.learning_rate_half_life
+    return config.learning_rate * warm * (1.0 if half_life is None else 0.5 ** (step / half_life))
 
 
 def choose_steps(

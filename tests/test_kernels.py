@@ -160,7 +160,10 @@ def test_step_to_clean_data_is_deterministic(name):
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_every_step_is_finite(name, steps):
     """Mean and std are finite at every step of every schedule, the first and the last among them."""
-    flow, ddpm = (flow_scheduler(), flow_scheduler(shift=1.0)), (ddim_scheduler(), ddim_scheduler(set_alpha_to_one=True))
+    flow, ddpm = (
+        (flow_scheduler(), flow_scheduler(shift=1.0)),
+        (ddim_scheduler(), ddim_scheduler(set_alpha_to_one=True)),
+    )
     kernel = make(name)
     for stock in {"ode": flow + ddpm, "ddim": ddpm}.get(name, flow):
         for place in places_of(stock, steps):
@@ -235,7 +238,7 @@ def test_noise_level_must_be_a_finite_number(name, level):
 @pytest.mark.parametrize("name", ["flow_cps", "ddim"])
 def test_noise_level_of_at_most_one(name):
     """For flow_cps and ddim more than 1 is meaningless: the share of new noise, and eta."""
-    with pytest.raises(UserError, match="1.1; wanted a number in"):
+    with pytest.raises(UserError, match=r"1\.1; wanted a number in"):
         KERNELS[name](1.1)
 
 
@@ -249,7 +252,8 @@ def exact_velocity(x, sigma, m, s):
     """``E[eps - x_0 | x]`` for ``x_0 ~ N(m, s^2)`` and ``x = (1 - sigma) x_0 + sigma eps``.
 
     ``x`` has the mean ``(1 - sigma) m`` and the variance ``V = (1 - sigma)^2 s^2 + sigma^2``; with the residual
-    ``r = x - (1 - sigma) m``, regression gives ``E[eps | x] = sigma / V r`` and ``E[x_0 | x] = m + (1-sigma) s^2 / V r``.
+    ``r = x - (1 - sigma) m``, regression gives ``E[eps | x] = sigma r / V`` and
+    ``E[x_0 | x] = m + (1 - sigma) s^2 r / V``.
     """
     variance = (1 - sigma) ** 2 * s**2 + sigma**2
     return (sigma - (1 - sigma) * s**2) / variance * (x - (1 - sigma) * m) - m

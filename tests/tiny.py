@@ -215,6 +215,4 @@ def stock(
     pipe.set_progress_bar_config(disable=True)
     generators = [torch.Generator().manual_seed(seed) for seed in call.pop("seeds")]
     prompts, steps = list(call.pop("prompts")), call.pop("steps")
-    return pipe(
-        prompt=prompts, num_inference_steps=steps, generator=generators, output_type=output_type, **call
-    ).images
+    return pipe(prompt=prompts, num_inference_steps=steps, generator=generators, output_type=output_type, **call).images
