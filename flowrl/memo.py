@@ -21,25 +21,31 @@ Key = tuple[str, str]
 
 
 class Memo:
-    """Results of frozen callables, by the content of their arguments; the oldest entries leave when it is full."""
+    """Results of frozen callables, by the content of their arguments; the oldest leave when they grow too large."""
 
-    def __init__(self, capacity: int = 1024) -> None:
-        """Make an empty memory of at most ``capacity`` results."""
+    def __init__(self, limit: int = 2**30) -> None:
+        """Make an empty memory.
+
+        Args:
+            limit: bytes of tensors that it holds at most; the newest result stays whatever its size.
+        """
         self._results: OrderedDict[Key, Any] = OrderedDict()
-        self._capacity = capacity
+        self._limit, self._held = limit, 0
 
     def get(self, key: Key, compute: Callable[[], Any]) -> Any:
         """The remembered result, or a new one."""
         if key not in self._results:
             self._results[key] = compute()
-            if len(self._results) > self._capacity:
-                self._results.popitem(last=False)
+            self._held += nbytes(self._results[key])
+            while self._held > self._limit and len(self._results) > 1:
+                self._held -= nbytes(self._results.popitem(last=False)[1])
         self._results.move_to_end(key)
         return self._results[key]
 
     def clear(self) -> None:
         """Forget everything (a frozen part has changed, say)."""
         self._results.clear()
+        self._held = 0
 
 
 class Memory:
@@ -54,16 +60,26 @@ class Memory:
         """Share results with other rollouts through ``shared``; keep alive those that this one used."""
         self._shared = shared
         self._used: dict[Key, Any] = {}
+        self._inside = False
         self.initial: list[Any] = []
         self.first: Tensor | None = None
 
     def recall(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that answers from memory where it can."""
 
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            self._inside = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._inside = False
+
         def remembered(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:  # the caller's result is remembered: to keep this one too would hold it twice
+                return function(*args, **kwargs)
             key = (name, digest((args, kwargs)))
             if key not in self._used:
-                self._used[key] = self._shared.get(key, lambda: function(*args, **kwargs))
+                self._used[key] = self._shared.get(key, lambda: compute(*args, **kwargs))
             return self._used[key]
 
         return remembered
@@ -128,6 +144,7 @@ def _chunks(value: Any) -> Iterator[bytes]:
         yield f"{value.dtype} {value.shape}".encode()
         yield value.tobytes()
     elif isinstance(value, Mapping):
+        yield str(len(value)).encode()
         for key in sorted(value, key=str):
             yield from _chunks(key)
             yield from _chunks(value[key])
@@ -140,6 +157,21 @@ def _chunks(value: Any) -> Iterator[bytes]:
         yield value.tobytes()
     else:
         yield repr(value).encode()
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of the tensors in nested containers, and of those that are attributes of objects (a distribution, say).
+
+    >>> nbytes((torch.zeros(3), {"a": [torch.zeros(2)]}, "text", None))
+    20
+    """
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(map(nbytes, value.values()))
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return sum(map(nbytes, value))
+    return sum(nbytes(part) for part in getattr(value, "__dict__", {}).values() if isinstance(part, Tensor))
 
 
 @contextmanager
@@ -171,12 +203,13 @@ def frozen_callables(pipe: Any, trainable: Sequence[str]) -> dict[str, Callable[
     """The callables of a pipeline that a replay must not run again, by their path.
 
     These are the forward passes of every module that is not trained, but for the VAE: of that, its ``encode``; and
-    ``encode_prompt`` as a whole, if no text encoder is trained, which spares the tokenizer too.
+    ``encode_prompt`` as a whole, if no text encoder is trained, which spares the tokenizer too. The safety checker is
+    left alone: it sees finished pictures, which a replay does not make.
     """
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     found: dict[str, Callable[..., Any]] = {}
     for name, module in modules.items():
-        if name in trainable:
+        if name in trainable or name == "safety_checker":
             continue
         method = "forward"
         if hasattr(module, "encode") and hasattr(module, "decode"):

@@ -223,12 +223,13 @@ class Policy:
         """Pictures `[B, 3, H, W]` in [0, 1] by the pipeline's stock sampler, which no training setting touches."""
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         arguments = self._call(prompts, steps, guidance_scale, call)
-        before = copy.deepcopy(self.pipe.scheduler)
+        stock = self.pipe.scheduler
         try:
+            self.pipe.scheduler = copy.deepcopy(stock)  # a scheduler keeps the state of its last call
             with _quiet(self.pipe), memo.exchanged(self.pipe, self._remembered(Memory(self._memo))):
                 images: Tensor = self._run(**arguments, generator=generators, output_type="pt")
         finally:
-            self.pipe.scheduler = before
+            self.pipe.scheduler = stock
         return images.float()
 
     def reference(self) -> AbstractContextManager[None]:

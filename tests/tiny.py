@@ -178,14 +178,18 @@ STOCHASTIC = tuple(
 """Every pair of a tiny pipeline and a stochastic kernel that fits it."""
 
 
+def base(pipeline: str, dtype: torch.dtype) -> Any:
+    """A tiny pipeline in a dtype."""
+    pipe = PIPELINES[pipeline]()
+    return pipe if dtype == torch.float32 else pipe.to(dtype)
+
+
 def policy(
     pipeline: str, kernel: str, *, noise_level: float | None = None, b: float = 0.1, dtype: torch.dtype = torch.float32
 ) -> Policy:
     """A tiny pipeline as a policy, with a LoRA whose alpha is not its rank and whose B has the spread ``b``."""
     level = {} if noise_level is None else {"noise_level": noise_level}
-    made = Policy(
-        PIPELINES[pipeline]().to(dtype), kernel=kernels.KERNELS[kernel](**level), lora=LoRA(rank=4, alpha=12.0)
-    )
+    made = Policy(base(pipeline, dtype), kernel=kernels.KERNELS[kernel](**level), lora=LoRA(rank=4, alpha=12.0))
     set_b(made, b)
     return made
 
@@ -211,8 +215,9 @@ def stock(
     pipeline: str, *, output_type: str = "latent", dtype: torch.dtype = torch.float32, **call: Any
 ) -> torch.Tensor:
     """What an untouched pipeline gives for the `arguments` of a rollout."""
-    pipe = PIPELINES[pipeline]().to(dtype)
+    pipe = base(pipeline, dtype)
     pipe.set_progress_bar_config(disable=True)
+    pipe.vae.requires_grad_(False)  # oneDNN has another convolution, 1e-7 off, for weights that ask for gradients
     generators = [torch.Generator().manual_seed(seed) for seed in call.pop("seeds")]
     prompts, steps = list(call.pop("prompts")), call.pop("steps")
     return pipe(prompt=prompts, num_inference_steps=steps, generator=generators, output_type=output_type, **call).images

@@ -1,0 +1,275 @@
+"""Tests of `flowrl.memo`: what is remembered, how it is told apart, and that encoders do not run again."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flowrl.memo import Memo, Memory, digest, exchanged, frozen_callables, nbytes
+
+from . import tiny
+
+FITTING = dict(reversed(tiny.STOCHASTIC))
+
+
+def encoder_calls(pipe, monkeypatch):
+    """Counts calls of every text encoder, every tokenizer, and the VAE's encoder."""
+    calls = Counter()
+    for name, part in pipe.components.items():
+        if name.startswith("text_encoder") and part is not None:
+            part.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
+    for kind in {type(part) for name, part in pipe.components.items() if name.startswith("tokenizer") and part}:
+        monkeypatch.setattr(kind, "__call__", counted(kind.__call__, calls, "tokenizer"))
+    monkeypatch.setattr(type(pipe.vae), "encode", counted(type(pipe.vae).encode, calls, "vae.encode"))
+    return calls
+
+
+def counted(function, calls, name):
+    """A function that counts its calls."""
+
+    def counting(*args, **kwargs):
+        calls.update([name])
+        return function(*args, **kwargs)
+
+    return counting
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["unguided", "guided"])
+@pytest.mark.parametrize("pipeline", list(tiny.PIPELINES))
+def test_encoders_run_once_a_prompt_batch(pipeline, guided, monkeypatch):
+    """Each text encoder runs once in a rollout (twice with a negative prompt), and never in an epoch of replays."""
+    policy, arguments = tiny.policy(pipeline, FITTING[pipeline]), tiny.arguments(pipeline, guided=guided)
+    calls = encoder_calls(policy.pipe, monkeypatch)
+    rollout = policy.rollout(**arguments)
+    encoders = [name for name, part in policy.pipe.components.items() if name.startswith("text_encoder") and part]
+    assert {name: calls[name] for name in encoders} == dict.fromkeys(encoders, 1 + guided)
+    assert calls["tokenizer"] > 0
+    assert calls["vae.encode"] == 0
+
+    calls.clear()
+    for step in rollout.transitions:
+        policy.replay(rollout, step)
+        policy.predict(rollout, rollout.latents, 0.5)
+    assert calls.total() == 0
+
+
+@pytest.mark.parametrize("pipeline", list(tiny.PIPELINES))
+def test_same_prompts_are_not_encoded_again(pipeline, monkeypatch):
+    """A second rollout of the same prompts calls no encoder, nor does the stock sampler; other prompts do."""
+    policy, arguments = tiny.policy(pipeline, FITTING[pipeline]), tiny.arguments(pipeline)
+    calls = encoder_calls(policy.pipe, monkeypatch)
+    policy.rollout(**arguments)
+    calls.clear()
+    policy.rollout(**{**arguments, "seeds": [5, 6]})
+    policy.sample(**arguments)
+    assert calls.total() == 0
+    policy.rollout(**{**arguments, "prompts": arguments["prompts"][::-1]})
+    assert calls.total() > 0
+
+
+@pytest.mark.parametrize("pipeline", list(tiny.PIPELINES))
+def test_results_are_held_once(pipeline):
+    """Remembered are the prompt's embeddings, and not the hidden states of the encoders that made them too."""
+    policy = tiny.policy(pipeline, FITTING[pipeline])
+    shared = policy._memo
+    policy.rollout(**tiny.arguments(pipeline, guided=False))
+    assert [name for name, _ in shared._results] == ["encode_prompt"]
+
+
+def test_memo_forgets_the_oldest_by_bytes():
+    """Results leave in the order of their last use, when more than the limit is held; the newest stays."""
+    memo = Memo(limit=100)
+    made = []
+
+    def get(name, size):
+        return memo.get((name, ""), lambda: made.append(name) or torch.zeros(size, dtype=torch.uint8))
+
+    get("a", 40)
+    get("b", 40)
+    get("a", 40)  # used again: now b is the oldest
+    get("c", 40)  # 120 bytes: b leaves
+    get("a", 40)
+    get("b", 40)  # made again; c, used before a, leaves
+    assert made == ["a", "b", "c", "b"]
+    assert get("d", 500).numel() == 500
+    get("d", 500)
+    assert made == ["a", "b", "c", "b", "d"]
+    memo.clear()
+    get("a", 40)
+    get("b", 40)
+    get("a", 40)
+    assert made == ["a", "b", "c", "b", "d", "a", "b"]
+
+
+def test_recall_keeps_what_a_rollout_used():
+    """What a rollout used stays with it when the shared memory has forgotten it, and an exception is not remembered."""
+    shared = Memo()
+    memory = Memory(shared)
+    attempts = []
+
+    def encode(x):
+        attempts.append(x)
+        if len(attempts) == 1:
+            raise ValueError(x)
+        return [x]
+
+    remembered = memory.recall("encode", encode)
+    with pytest.raises(ValueError, match="a"):
+        remembered("a")
+    first = remembered("a")
+    shared.clear()
+    assert remembered("a") is first
+    assert Memory(shared).recall("encode", encode)("a") is not first
+    assert attempts == ["a", "a", "a"]
+
+
+def test_remembered_functions_that_call_each_other():
+    """Only the outer result is held; called alone, the inner one is remembered too."""
+    memo, calls = Memo(), []
+    memory = Memory(memo)
+    inner = memory.recall("inner", lambda x: calls.append(x) or x + 1)
+    outer = memory.recall("outer", lambda x: 2 * inner(x))
+    assert [outer(1), outer(1)] == [4, 4]
+    assert (calls, len(memo._results)) == ([1], 1)
+    assert [inner(1), inner(1)] == [2, 2]
+    assert (calls, len(memo._results)) == ([1, 1], 2)
+
+
+def test_initial_latents_are_exchanged():
+    """A replay gets what prepare_latents returned, with the first step's latents exchanged, call by call."""
+    noise, condition = torch.randn(2, 3), torch.randn(2, 3)
+    memory, results = Memory(Memo()), iter([(noise, condition, None), condition])
+    record = memory.record_initial(lambda: next(results))
+    record(), record()
+    memory.first = noise.clone()  # equal, not the same: a pipeline may cast it
+    assert memory.can_replace()
+    x = torch.zeros(2, 3)
+    replaced = memory.replace_initial(x)
+    first, second, third = replaced()
+    assert first is x
+    assert second is condition
+    assert third is None
+    assert replaced() is condition
+    memory.first = torch.ones(2, 3)
+    assert not memory.can_replace()
+
+
+PICTURE = Image.new("RGB", (2, 1), "red")
+DIFFERENT = [
+    (1, 1.0),
+    ("1", 1),
+    (True, 1),
+    (None, "None"),
+    (b"a", "a"),
+    ([1, 2], [2, 1]),
+    ([1, 2], (1, 2)),
+    ([[1], 2], [[1, 2]]),
+    (["ab"], ["a", "b"]),
+    ({"a": 1}, {"a": 2}),
+    ({"a": {"b": 1}, "c": 2}, {"a": {"b": 1, "c": 2}}),
+    (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+    (torch.zeros(2, 1), torch.zeros(1, 2)),
+    (torch.zeros(4), np.zeros(4, dtype=np.float32)),
+    (torch.tensor(0.0), torch.tensor(1.0)),
+    (np.zeros(2), np.zeros(2, dtype=np.float32)),
+    (PICTURE, Image.new("RGB", (1, 2), "red")),
+    (PICTURE, Image.new("RGB", (2, 1), "blue")),
+    (PICTURE, PICTURE.convert("RGBA")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_digest_tells_apart(one, other):
+    """Arguments that differ in value, type, shape, dtype or nesting have different digests."""
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize(
+    "value", [value for pair in DIFFERENT for value in pair], ids=lambda value: type(value).__name__
+)
+def test_digest_is_of_the_content(value):
+    """An equal value in another object has the same digest."""
+    copy = value.clone() if isinstance(value, torch.Tensor) else value.copy() if hasattr(value, "copy") else value
+    assert digest((copy, {"x": copy})) == digest((value, {"x": value}))
+
+
+def test_digest_of_a_view():
+    """A view has the digest of its content, whatever its strides."""
+    x = torch.arange(6.0).reshape(2, 3)
+    assert digest(x.T) == digest(x.T.contiguous()) != digest(x)
+
+
+def test_nbytes_of_objects():
+    """Tensors count in containers and as attributes: 3 x 4 + 2 x 2 + 5 x 1 = 21 bytes."""
+
+    class Distribution:
+        def __init__(self):
+            self.mean = torch.zeros(3)
+            self.owner = self
+
+    value = {"d": Distribution(), "list": [torch.zeros(2, dtype=torch.half), (torch.zeros(5, dtype=torch.uint8), "a")]}
+    assert nbytes(value) == 21
+
+
+class Part:
+    """Something with methods."""
+
+    def encode(self):
+        """The original."""
+        return "stock"
+
+
+class Pipe:
+    """An owner of a part."""
+
+    def __init__(self):
+        self.vae = Part()
+
+    def prepare(self):
+        """The original."""
+        return "stock"
+
+
+def test_exchanged_methods_come_back():
+    """Methods of an object and of its parts are exchanged on the instance alone, also if the block fails."""
+    pipe, other = Pipe(), Pipe()
+    with exchanged(pipe, {"prepare": lambda: "mine", "vae.encode": lambda: "mine"}):
+        assert (pipe.prepare(), pipe.vae.encode(), other.prepare()) == ("mine", "mine", "stock")
+    with pytest.raises(ZeroDivisionError), exchanged(pipe, {"vae.encode": lambda: 1 / 0}):
+        pipe.vae.encode()
+    with pytest.raises(AttributeError), exchanged(pipe, {"prepare": lambda: "mine", "unet.forward": lambda: "mine"}):
+        pytest.fail("the second owner is not there")
+    assert (pipe.prepare(), pipe.vae.encode()) == ("stock", "stock")
+    assert list(vars(pipe)) == ["vae"]
+
+
+def test_exchanged_restores_a_hooked_method():
+    """A method that was exchanged before (a hook of accelerate, say) is there again afterwards."""
+    pipe = Pipe()
+    pipe.prepare = lambda: "hooked"
+    with exchanged(pipe, {"prepare": lambda: "mine"}):
+        assert pipe.prepare() == "mine"
+    assert pipe.prepare() == "hooked"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "trainable", "wanted"),
+    [
+        ("sd3", ["transformer"], ["encode_prompt", "text_encoder.forward", "text_encoder_2.forward", "vae.encode"]),
+        ("flux", ["transformer"], ["encode_prompt", "text_encoder.forward", "text_encoder_2.forward", "vae.encode"]),
+        ("sd15", ["unet"], ["encode_prompt", "text_encoder.forward", "vae.encode"]),
+        ("sd15", ["unet", "text_encoder"], ["vae.encode"]),
+    ],
+)
+def test_frozen_callables(pipeline, trainable, wanted):
+    """Everything before the denoiser is remembered; a text encoder that is trained, and its prompts, are not."""
+    assert sorted(frozen_callables(tiny.PIPELINES[pipeline](), trainable)) == wanted
+
+
+def test_safety_checker_is_not_remembered():
+    """It sees finished pictures, which are never the same again: to keep them would fill the memory."""
+    pipe = tiny.sd15()
+    pipe.register_modules(safety_checker=torch.nn.Identity())
+    assert "safety_checker.forward" not in frozen_callables(pipe, ["unet"])
