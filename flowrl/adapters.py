@@ -28,6 +28,9 @@ ADAPTER = "flowrl"
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
 """The file name that ``DiffusionPipeline.load_lora_weights`` looks for."""
 
+ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+"""Layers that PEFT can give a LoRA; quantised linear layers are subclasses."""
+
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 """LoRA targets where none are given: the attention projections, by diffusers' names, that the model has."""
 
@@ -53,19 +56,19 @@ def add_lora(module: nn.Module, lora: LoRA) -> None:
     """Freeze a denoiser and add a LoRA to it, float32 whatever the dtype of the base.
 
     Raises:
-        UserError: a target matches no module, or the module has adapters already.
+        UserError: a target matches no layer, or the module has adapters already.
     """
     if has_adapters(module):
         raise UserError("the model has adapters already; pass lora=None to train those, or unload them first.")
     if lora.rank < 1:
         raise UserError(f"the LoRA's rank is {lora.rank}; wanted at least 1.")
-    names = [name for name, _ in module.named_modules()]
+    names = [name for name, part in module.named_modules() if isinstance(part, ADAPTABLE)]
     targets = lora.targets or tuple(target for target in ATTENTION if _matches(target, names))
     missing = [target for target in targets if not _matches(target, names)]
     if missing or not targets:
         ends = sorted({_end(name) for name, part in module.named_modules() if isinstance(part, nn.Linear)})
         raise UserError(
-            f"LoRA targets that match no module of {type(module).__name__}: {', '.join(missing) or 'any default'}. "
+            f"LoRA targets that match no layer of {type(module).__name__}: {', '.join(missing) or 'any default'}. "
             f"Its linear modules end in: {', '.join(ends)}."
         )
     module.requires_grad_(False)
@@ -78,6 +81,40 @@ def add_lora(module: nn.Module, lora: LoRA) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(lora.seed)
         inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    _to_float32(module)
+
+
+def take_lora(module: nn.Module) -> None:
+    """Train the adapter that a denoiser has already, float32 whatever the dtype in which it was loaded.
+
+    Raises:
+        UserError: there is no adapter, or more than one is active.
+    """
+    if not has_adapters(module):
+        raise UserError(f"{type(module).__name__} has no adapter and lora is None: there is nothing to train.")
+    adapter_name(module)
+    module.requires_grad_(False)
+    for layer in adapter_layers(module):
+        layer.set_adapter(layer.active_adapters)
+    _to_float32(module)
+
+
+def adapter_name(module: nn.Module) -> str:
+    """The name of the one active adapter of a module.
+
+    Raises:
+        UserError: there is more than one.
+    """
+    names = sorted({name for layer in adapter_layers(module) for name in layer.active_adapters})
+    if len(names) > 1:
+        raise UserError(
+            f"{type(module).__name__} has the active adapters {', '.join(names)}; one is trained and saved: call "
+            f"pipe.set_adapters({names[0]!r}), or fuse the others into the model."
+        )
+    return names[0]
+
+
+def _to_float32(module: nn.Module) -> None:
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -218,14 +255,15 @@ def export_lora(modules: Mapping[str, nn.Module], folder: Path) -> Path:
     """
     weights: dict[str, Tensor] = {}
     for component, module in modules.items():
-        state: dict[str, Tensor] = get_peft_model_state_dict(module, adapter_name=ADAPTER)
-        scaling = {name: part.scaling[ADAPTER] for name, part in module.named_modules() if isinstance(part, LoraLayer)}
+        adapter = adapter_name(module)
+        state: dict[str, Tensor] = get_peft_model_state_dict(module, adapter_name=adapter)
+        scaling = {
+            name: part.scaling.get(adapter) for name, part in module.named_modules() if isinstance(part, LoraLayer)
+        }
         for key, tensor in state.items():
             layer, _, kind = key.partition(".lora_")
             scale = scaling[layer] if kind.startswith("B") else 1.0
             weights[f"{component}.{key}"] = (tensor.detach() * scale).cpu().contiguous()
-    if not weights:
-        raise UserError("there is no adapter to export.")
     path = Path(folder) / WEIGHTS_FILE
     with whole_file(path) as temporary:
         save_file(weights, temporary, metadata={"format": "pt"})

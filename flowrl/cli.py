@@ -79,7 +79,7 @@ def train(
 def demo(
     overrides: Overrides = None,
     objective: Annotated[DemoObjective, typer.Option(help="Which bundled recipe.")] = DemoObjective.nft,
-    output: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/demo_OBJECTIVE]")] = None,
+    output: Annotated[Path | None, typer.Option(help="The run's folder; runs/demo_OBJECTIVE by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
 ) -> None:
     """Teach the bundled model to draw what a caption says: on a laptop, offline, in minutes."""

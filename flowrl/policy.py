@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from . import memo
-from .adapters import LoRA, adapters_off, add_lora, export_lora, has_adapters, trainable_parameters
+from .adapters import LoRA, adapters_off, add_lora, export_lora, take_lora, trainable_parameters
 from .errors import UserError
 from .kernels import Kernel, Reduction
 from .memo import Memo, Memory
@@ -78,7 +78,7 @@ class Policy:
             pipe: a diffusers pipeline.
             kernel: how a step of the rollout is randomised.
             trainable: component names; None takes the pipeline's denoisers.
-            lora: the adapter to add; None trains the adapters that are there.
+            lora: the adapter to add; None trains the one that is there.
             reduction: of log-probabilities, ``"mean"`` or ``"sum"`` over a sample's elements.
 
         Raises:
@@ -93,11 +93,11 @@ class Policy:
                 part.eval()
                 if name not in self.modules:
                     part.requires_grad_(False)
-        for name, module in self.modules.items():
-            if lora is not None:
+        for module in self.modules.values():
+            if lora is None:
+                take_lora(module)
+            else:
                 add_lora(module, lora)
-            elif not has_adapters(module):
-                raise UserError(f"{name} has no adapter and lora is None: there is nothing to train.")
             module.register_forward_pre_hook(self._count, with_kwargs=True)
         self.parameters = trainable_parameters(self.modules)
         self.denoiser_calls = 0

@@ -35,7 +35,7 @@ class SampleConfig(Section):
     """Picture height in pixels; null is the pipeline's own."""
     width: Count | None = None
     """Picture width in pixels; null is the pipeline's own."""
-    call: dict[str, Any] = {}
+    call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's call."""
     seed: int = 0
     """Seed of a prompt's first picture; the next ones count up from it."""

@@ -14,6 +14,7 @@ session        timesteps that the pipeline sees       ``step()``
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from itertools import pairwise
@@ -291,8 +292,10 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
         flow.set_shift(stock.shift)
         return flow
     if name.startswith(_DDPM_TYPE) and not stock.config.get("use_flow_sigmas", False):
-        ddpm: DDPMPolicyScheduler = DDPMPolicyScheduler.from_config(stock.config)
-        return ddpm
+        # Not from_config: it leaves out settings that are defaults of the stock scheduler and not of DDIM.
+        known = inspect.signature(DDIMScheduler).parameters
+        settings = {key: value for key, value in stock.config.items() if key in known}
+        return DDPMPolicyScheduler(**{"clip_sample": False, **settings})
     raise UserError(
         f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler and the DDPM-type "
         f"schedulers ({', '.join(_DDPM_TYPE)})."

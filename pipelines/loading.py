@@ -33,7 +33,7 @@ def load(path: str, model: ModelConfig) -> Any:
         # diffusers writes a component that is None as null, but loads the folder again only if it is told so.
         absent = {name: None for name, value in index.items() if value == [None, None]}
         return DiffusionPipeline.from_pretrained(
-            path, revision=model.revision, torch_dtype=getattr(torch, model.dtype), use_safetensors=True, **absent
+            path, revision=model.revision, dtype=getattr(torch, model.dtype), use_safetensors=True, **absent
         )
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {path} cannot be loaded: {error}") from error

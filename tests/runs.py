@@ -12,8 +12,7 @@ import os
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -215,11 +214,11 @@ def _count_operations(folder: Path, die_at: int | None) -> list[str]:
     seen: list[str] = []
 
     def listen(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" or event.startswith(("os.", "shutil.")):
-            if any(str(argument).startswith(str(folder)) for argument in arguments[:2]):
-                if len(seen) == die_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                seen.append(event)
+        touches = event == "open" or event.startswith(("os.", "shutil."))
+        if touches and any(str(argument).startswith(str(folder)) for argument in arguments[:2]):
+            if len(seen) == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen.append(event)
 
     sys.addaudithook(listen)
     return seen

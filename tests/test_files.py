@@ -15,6 +15,12 @@ def names(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+def fail(path):
+    """Break off in the middle of a file."""
+    path.write_text("half")
+    raise ZeroDivisionError
+
+
 def mode(path):
     """The permission bits of a path."""
     return stat.S_IMODE(path.stat().st_mode)
@@ -35,13 +41,11 @@ def test_whole_file_after_an_exception(tmp_path):
     """Nothing is left, and a file that was there is as it was."""
     path = tmp_path / "a.txt"
     with pytest.raises(ZeroDivisionError), whole_file(path) as temporary:
-        temporary.write_text("half")
-        raise ZeroDivisionError
+        fail(temporary)
     assert names(tmp_path) == []
     path.write_text("old")
     with pytest.raises(ZeroDivisionError), whole_file(path) as temporary:
-        temporary.write_text("half")
-        raise ZeroDivisionError
+        fail(temporary)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -68,8 +72,7 @@ def test_whole_folder_appears_at_the_end(tmp_path):
 def test_whole_folder_after_an_exception(tmp_path):
     """Nothing is left."""
     with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "step") as temporary:
-        (temporary / "a").write_text("half")
-        raise ZeroDivisionError
+        fail(temporary / "a")
     assert names(tmp_path) == []
 
 

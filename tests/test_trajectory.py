@@ -23,7 +23,7 @@ def held(rollout):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_stochastic
 def test_bytes_of_transitions(pipeline, kernel, dtype):
-    """Transitions in a row share latents: for T steps T + 1 latents of 256 elements a sample, and T log-probabilities."""
+    """T transitions in a row share latents: they hold T + 1 latents, and T log-probabilities a sample."""
     steps = range(tiny.STEPS - 1)
     rollout = tiny.policy(pipeline, kernel, dtype=dtype).rollout(**tiny.arguments(pipeline), train_steps=steps)
     # 2 samples; each latent 4 x 8 x 8 (FLUX: 16 x 16) elements of 4 or 2 bytes, each log-probability 4 bytes.

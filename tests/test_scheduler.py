@@ -1,0 +1,322 @@
+"""Tests of `flowrl.scheduler`: the schedule is the pipeline's own, and the session decides what a step does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    LCMScheduler,
+    PNDMScheduler,
+    UniPCMultistepScheduler,
+)
+
+from flowrl import kernels
+from flowrl.errors import UserError
+from flowrl.kernels import DDPMPlace, FlowPlace
+from flowrl.policy import SeededNoise
+from flowrl.scheduler import (
+    DDPMPolicyScheduler,
+    FlowPolicyScheduler,
+    Probing,
+    Recording,
+    Replaying,
+    policy_scheduler,
+    trainable_steps,
+)
+
+GOLDEN = Path(__file__).parent / "data" / "golden"
+FLOW = FlowMatchEulerDiscreteScheduler
+SD15 = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+
+
+def recording(kernel=None, **choice):
+    """A session that draws for two samples."""
+    return Recording(kernel or kernels.flow_sde(), SeededNoise([0, 1]), **choice)
+
+
+def ready(stock, steps, session=None, **schedule):
+    """A policy scheduler with its schedule set."""
+    scheduler = policy_scheduler(stock)
+    kernel = kernels.ddim() if isinstance(scheduler, DDPMPolicyScheduler) else kernels.flow_sde()
+    scheduler.session = session or recording(kernel, train_steps=())
+    scheduler.set_timesteps(steps, "cpu", **schedule)
+    return scheduler
+
+
+@pytest.mark.parametrize("steps", [2, 10, 28])
+@pytest.mark.parametrize(
+    ("stock", "schedule"),
+    [
+        (FLOW(shift=3.0), {}),
+        (FLOW(shift=1.0), {}),
+        (FLOW(use_dynamic_shifting=True), {"mu": 0.8}),
+        (FLOW(use_dynamic_shifting=True, time_shift_type="linear"), {"mu": 0.8}),
+        (FLOW(shift=3.0, shift_terminal=0.02), {}),
+        (FLOW(use_karras_sigmas=True), {}),
+        (FLOW(num_train_timesteps=500, shift=2.0), {}),
+    ],
+    ids=["sd3", "unshifted", "flux", "linear", "terminal", "karras", "500"],
+)
+def test_flow_schedule_is_the_pipelines_own(stock, schedule, steps):
+    """Timesteps and sigmas are those of the stock scheduler, bit for bit, and each place holds its pair of them."""
+    ours = ready(stock, steps, **schedule)
+    stock.set_timesteps(steps, "cpu", **schedule)
+    assert torch.equal(ours.timesteps, stock.timesteps)
+    assert torch.equal(ours.sigmas, stock.sigmas)
+    sigmas = stock.sigmas.tolist()
+    assert ours.places == [
+        FlowPlace(k, stock.timesteps[k].item(), sigmas[k], sigmas[k + 1], sigmas[1]) for k in range(steps)
+    ]
+
+
+def test_flow_schedule_of_the_callers_sigmas():
+    """FLUX passes its own sigmas; a shift that was set after the scheduler was made is kept."""
+    stock, sigmas = FLOW(), [1.0, 0.7, 0.2]
+    stock.set_shift(2.0)
+    ours = ready(stock, None, sigmas=sigmas)
+    # 2 s / (1 + s): 1.4 / 1.7 and 0.4 / 1.2.
+    assert ours.sigmas.tolist() == pytest.approx([1.0, 0.823529, 0.333333, 0.0], abs=1e-6)
+    assert ours.timesteps.tolist() == pytest.approx([1000, 823.529, 333.333], abs=1e-3)
+
+
+def test_golden_flow_schedule():
+    """The schedule of SD3 (shift 3, 10 steps) is the one under which the authors' code was run."""
+    places = ready(FLOW(shift=3.0), 10).places
+    records = json.loads((GOLDEN / "flow_kernels.json").read_text())["records"]
+    records = [record for record in records if (record["shift"], record["num_inference_steps"]) == (3.0, 10)]
+    assert len(records) >= 4
+    for record in records:
+        place = places[record["step"]]
+        wanted = (record["sigma"], record["sigma_next"], record["sigma_second"])
+        assert (place.sigma, place.sigma_next, place.sigma_second) == wanted
+
+
+def test_golden_ddim_schedule():
+    """The schedule of SD1.5 (20 steps) is the one under which the authors' code was run."""
+    places = ready(DDIMScheduler(**SD15, set_alpha_to_one=False, clip_sample=False), 20).places
+    for record in json.loads((GOLDEN / "ddim_kernels.json").read_text())["records"]:
+        place = places[record["step"]]
+        assert place.timestep == record["timestep"]
+        wanted = (record["alpha_cumprod"], record["alpha_cumprod_next"])
+        assert (place.alpha_cumprod, place.alpha_cumprod_next) == pytest.approx(wanted, rel=1e-6)
+
+
+DDPM_TYPE = [
+    DDIMScheduler(**SD15, clip_sample=False),
+    DDIMScheduler(**SD15, timestep_spacing="trailing", prediction_type="v_prediction"),
+    DDPMScheduler(timestep_spacing="linspace", clip_sample_range=2.0),
+    PNDMScheduler(**SD15, skip_prk_steps=True),
+    EulerDiscreteScheduler(**SD15, timestep_spacing="leading"),
+    DPMSolverMultistepScheduler(**SD15),
+    UniPCMultistepScheduler(**SD15),
+]
+
+
+@pytest.mark.parametrize("stock", DDPM_TYPE, ids=lambda stock: type(stock).__name__)
+def test_ddpm_type_schedulers_become_ddim(stock, caplog):
+    """Betas, spacing and prediction type are the stock scheduler's, and nothing is logged about foreign settings."""
+    ours = ready(stock, 10)
+    assert isinstance(ours, DDPMPolicyScheduler)
+    assert torch.equal(ours.alphas_cumprod, stock.alphas_cumprod)
+    for key in ("timestep_spacing", "prediction_type", "steps_offset", "num_train_timesteps"):
+        assert ours.config[key] == stock.config[key]
+    timesteps = ours.timesteps.tolist()
+    assert [place.timestep for place in ours.places] == timesteps
+    assert [place.alpha_cumprod for place in ours.places] == ours.alphas_cumprod[timesteps].tolist()
+    assert ours.init_noise_sigma == 1
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("stock", DDPM_TYPE, ids=lambda stock: type(stock).__name__)
+def test_clipping_is_the_stock_schedulers(stock):
+    """x_0 is clipped where the stock scheduler clips it; DDIM's default would clip the latents of every model."""
+    clips = stock.config.get("clip_sample", False)
+    assert {place.clip_range for place in ready(stock, 10).places} == {
+        stock.config.clip_sample_range if clips else None
+    }
+
+
+@pytest.mark.parametrize("stock", DDPM_TYPE[:2], ids=["leading", "trailing"])
+def test_ddim_schedule_is_the_pipelines_own(stock):
+    """For DDIM itself the timesteps are equal, and alpha_cumprod_next is that of the next place."""
+    ours = ready(stock, 10)
+    stock.set_timesteps(10)
+    assert torch.equal(ours.timesteps, stock.timesteps)
+    assert [p.alpha_cumprod_next for p in ours.places[:-1]] == [p.alpha_cumprod for p in ours.places[1:]]
+    assert ours.places[-1].alpha_cumprod_next == stock.final_alpha_cumprod
+
+
+@pytest.mark.parametrize(
+    ("stock", "wanted"),
+    [
+        (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler cannot be turned into a policy"),
+        (LCMScheduler(), "LCMScheduler cannot be turned into a policy"),
+        (DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"), "cannot be turned"),
+        (FLOW(stochastic_sampling=True), "with stochastic_sampling"),
+        (FLOW(invert_sigmas=True), "invert_sigmas"),
+        (object(), "object cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_unsupported_schedulers(stock, wanted):
+    """A scheduler with a protocol or a process of its own is refused, and the message says what is supported."""
+    with pytest.raises(UserError, match=wanted):
+        policy_scheduler(stock)
+
+
+def test_dynamic_thresholding_is_refused():
+    """Its clipping depends on the batch: the transition would not be a Gaussian."""
+    with pytest.raises(UserError, match="thresholding=False"):
+        ready(DDIMScheduler(thresholding=True), 10)
+
+
+def test_sigmas_must_fall():
+    """A schedule that stands still has steps without a density."""
+    with pytest.raises(UserError, match=r"must fall strictly, but 0\.5 is followed by 0\.5"):
+        ready(FLOW(), None, sigmas=[1.0, 0.5, 0.5])
+
+
+def test_recording_draws_from_the_kernel():
+    """Each step draws mean + std x noise, counts through the schedule, and is recorded with its log-probability."""
+    session = recording()
+    scheduler = ready(FLOW(shift=3.0), 3, session)
+    noise, x = SeededNoise([0, 1]), torch.randn(2, 4)
+    for step, timestep in enumerate(scheduler.timesteps):
+        output = torch.randn(2, 4)
+        mean, std = kernels.flow_sde()(x, output, scheduler.places[step])
+        wanted = mean if step == 2 else mean + std * noise(x)
+        x_next = scheduler.step(output, timestep, x, return_dict=False)[0]
+        assert torch.equal(x_next, wanted)
+        if step < 2:
+            transition = session.transitions[step]
+            assert transition.place == scheduler.places[step]
+            assert (transition.x is x, transition.x_next is x_next) == (True, True)
+            assert torch.equal(transition.log_prob, kernels.log_prob(x_next, mean, std))
+        x = x_next
+    assert sorted(session.transitions) == [0, 1]
+    assert session.last is x
+
+
+@pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
+def test_step_returns_a_tuple_or_an_object(stock):
+    """Pipelines ask for either."""
+    kernel = kernels.ddim() if isinstance(stock, DDIMScheduler) else kernels.flow_sde()
+    scheduler = ready(stock, 4, recording(kernel))
+    x = torch.randn(2, 4)
+    made = scheduler.step(x, scheduler.timesteps[0], x)
+    (again,) = scheduler.step(x, scheduler.timesteps[1], made.prev_sample, return_dict=False)[:1]
+    assert made.prev_sample.shape == again.shape == x.shape
+
+
+def test_recorded_log_prob_is_that_of_the_stored_dtype():
+    """x_next is rounded to the model's dtype before its density is taken, so a replay sees the same number."""
+    session = recording()
+    scheduler = ready(FLOW(shift=3.0), 3, session)
+    x, output = torch.randn(2, 2, 4).bfloat16()
+    scheduler.step(output, scheduler.timesteps[0], x)
+    transition = session.transitions[0]
+    mean, std = kernels.flow_sde()(x, output, scheduler.places[0])
+    assert transition.x_next.dtype == torch.bfloat16
+    assert torch.equal(transition.log_prob, kernels.log_prob(transition.x_next.float(), mean, std))
+
+
+@pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
+@pytest.mark.parametrize("step", [0, 2, 3])
+def test_replaying_shows_one_step(stock, step):
+    """The pipeline sees the timestep of the recorded step alone, and `step` evaluates the recorded x_next there."""
+    kernel = kernels.ddim() if isinstance(stock, DDIMScheduler) else kernels.flow_sde()
+    session = recording(kernel)
+    scheduler = ready(stock, 5, session)
+    x, timesteps = torch.randn(2, 4), scheduler.timesteps
+    output = torch.randn(2, 4)
+    for timestep in timesteps:
+        x = scheduler.step(output, timestep, x).prev_sample
+    transition = session.transitions[step]
+
+    replaying = Replaying(kernel, transition)
+    shown = ready(stock, 5, replaying)
+    assert shown.timesteps.tolist() == timesteps[step : step + 1].tolist()
+    back = shown.step(output, shown.timesteps[0], transition.x, return_dict=False)[0]
+    assert back is transition.x_next
+    assert torch.equal(replaying.log_prob, transition.log_prob)
+    assert replaying.model_output is output
+
+
+@pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
+@pytest.mark.parametrize("levels", [[300], [[300, 700]]], ids=["shared", "one a sample"])
+def test_probing_shows_the_callers_timesteps(stock, levels):
+    """The pipeline sees the timestep that was asked for, and the latents stay as they are."""
+    probing, output, x = Probing(torch.tensor(levels)), torch.randn(2, 4), torch.randn(2, 4)
+    scheduler = ready(stock, 5, probing)
+    assert scheduler.timesteps.tolist() == levels
+    assert scheduler.step(output, scheduler.timesteps[0], x, return_dict=False)[0] is x
+    assert probing.model_output is output
+
+
+def test_timestep_of_a_noise_level():
+    """Flow models are told 1000 sigma; DDPM-type models the timestep whose noise share is nearest."""
+    flow, ddpm = ready(FLOW(shift=3.0), 10), ready(DDIMScheduler(**SD15), 10)
+    for place in flow.places:
+        assert flow.timestep_at(torch.tensor(place.sigma)).item() == place.timestep
+    shares = torch.tensor([place.sigma for place in ddpm.places])
+    assert ddpm.timestep_at(shares).tolist() == [place.timestep for place in ddpm.places]
+    assert isinstance(flow, FlowPolicyScheduler)
+    assert isinstance(ddpm.places[0], DDPMPlace)
+
+
+@pytest.mark.parametrize(
+    ("stds", "wanted"),
+    [
+        ([], []),
+        ([0.0, 0.0], []),
+        ([0.5], [0]),
+        ([0.7, 0.0, 0.4, 0.0], [0, 2]),
+        # The median of the stochastic ones is 0.4, its share 0.02: the step with 0.019 is left out.
+        ([0.7, 0.5, 0.4, 0.021, 0.019, 0.0], [0, 1, 2, 3]),
+    ],
+)
+def test_trainable_steps(stds, wanted):
+    """Deterministic steps and those with almost no noise are left out of "all"."""
+    assert trainable_steps(stds) == wanted
+
+
+def test_a_step_under_the_floor_is_trained_on_request():
+    """SD3's last noisy step of flow_cps, whose std is tiny, is not in "all"; a list that names it has it."""
+    kernel = kernels.flow_cps(0.7)
+    everything, named = recording(kernel), recording(kernel, train_steps=[8])
+    for session in (everything, named):
+        scheduler, x = ready(FLOW(shift=3.0), 10, session), torch.randn(2, 4)
+        for timestep in scheduler.timesteps:
+            x = scheduler.step(x, timestep, x).prev_sample
+    assert sorted(everything.transitions) == list(range(8))
+    assert sorted(named.transitions) == [8]
+
+
+@pytest.mark.parametrize("choice", ["train_steps", "noise_steps"])
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ([0, 10, 11], r"contains \[10, 11\], but the schedule has the steps 0 to 9"),
+        ([-1], r"contains \[-1\]"),
+        ("first", "is 'first'; wanted 'all' or a list of step indices"),
+    ],
+)
+def test_steps_outside_the_schedule(choice, steps, wanted):
+    """They are refused when the schedule is known, before any model call."""
+    with pytest.raises(UserError, match=f"{choice} {wanted}"):
+        ready(FLOW(shift=3.0), 10, recording(**{choice: steps}))
+
+
+def test_deterministic_steps_cannot_be_trained():
+    """The last step of a flow schedule, and every step of the ODE."""
+    with pytest.raises(UserError, match=r"step 9, which is deterministic \(std 0\) with kernel 'flow_sde'"):
+        ready(FLOW(shift=3.0), 10, recording(train_steps=[8, 9]))
+    with pytest.raises(UserError, match=r"step 3.*kernel 'ode' at noise_level 0.0.*Stochastic steps here: none"):
+        ready(FLOW(shift=3.0), 10, recording(kernels.ode(), train_steps=[3]))
