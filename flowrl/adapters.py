@@ -90,8 +90,6 @@ def take_lora(module: nn.Module) -> None:
     Raises:
         UserError: there is no adapter, or more than one is active.
     """
-    if not has_adapters(module):
-        raise UserError(f"{type(module).__name__} has no adapter and lora is None: there is nothing to train.")
     adapter_name(module)
     module.requires_grad_(False)
     for layer in adapter_layers(module):
@@ -103,9 +101,11 @@ def adapter_name(module: nn.Module) -> str:
     """The name of the one active adapter of a module.
 
     Raises:
-        UserError: there is more than one.
+        UserError: there is none, or more than one.
     """
     names = sorted({name for layer in adapter_layers(module) for name in layer.active_adapters})
+    if not names:
+        raise UserError(f"{type(module).__name__} has no adapter that is active: there is nothing to train or to save.")
     if len(names) > 1:
         raise UserError(
             f"{type(module).__name__} has the active adapters {', '.join(names)}; one is trained and saved: call "
@@ -257,12 +257,10 @@ def export_lora(modules: Mapping[str, nn.Module], folder: Path) -> Path:
     for component, module in modules.items():
         adapter = adapter_name(module)
         state: dict[str, Tensor] = get_peft_model_state_dict(module, adapter_name=adapter)
-        scaling = {
-            name: part.scaling.get(adapter) for name, part in module.named_modules() if isinstance(part, LoraLayer)
-        }
+        layers = {name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)}
         for key, tensor in state.items():
             layer, _, kind = key.partition(".lora_")
-            scale = scaling[layer] if kind.startswith("B") else 1.0
+            scale = layers[layer].scaling[adapter] if kind.startswith("B") else 1.0
             weights[f"{component}.{key}"] = (tensor.detach() * scale).cpu().contiguous()
     path = Path(folder) / WEIGHTS_FILE
     with whole_file(path) as temporary:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from huggingface_hub import hf_hub_download
 
 from ..config import ModelConfig
 from ..errors import UserError
+
+INDEX = "model_index.json"
 
 
 def load(path: str, model: ModelConfig) -> Any:
@@ -29,7 +34,7 @@ def load(path: str, model: ModelConfig) -> Any:
     flowrl.errors.UserError: model.path: no/such-folder cannot be loaded: ...
     """
     try:
-        index = DiffusionPipeline.load_config(path, revision=model.revision)
+        index = json.loads(_index_file(path, model.revision).read_text(encoding="utf8"))
         # diffusers writes a component that is None as null, but loads the folder again only if it is told so.
         absent = {name: None for name, value in index.items() if value == [None, None]}
         return DiffusionPipeline.from_pretrained(
@@ -37,3 +42,8 @@ def load(path: str, model: ModelConfig) -> Any:
         )
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {path} cannot be loaded: {error}") from error
+
+
+def _index_file(path: str, revision: str | None) -> Path:
+    folder = Path(path)
+    return folder / INDEX if folder.is_dir() else Path(hf_hub_download(path, INDEX, revision=revision))

@@ -317,7 +317,7 @@ def test_bad_components():
     """A component that is not there is refused with the list of those that are; so is a pipeline without adapters."""
     with pytest.raises(UserError, match=r"no component unet; its modules: .*transformer"):
         Policy(tiny.sd3(), kernel=kernels.ode(), trainable=["unet"])
-    with pytest.raises(UserError, match="SD3Transformer2DModel has no adapter and lora is None"):
+    with pytest.raises(UserError, match="SD3Transformer2DModel has no adapter that is active"):
         Policy(tiny.sd3(), kernel=kernels.ode(), lora=None)
 
 

@@ -178,7 +178,7 @@ STOCHASTIC = tuple(
 """Every pair of a tiny pipeline and a stochastic kernel that fits it."""
 
 
-def base(pipeline: str, dtype: torch.dtype) -> Any:
+def base(pipeline: str, dtype: torch.dtype = torch.float32) -> Any:
     """A tiny pipeline in a dtype."""
     pipe = PIPELINES[pipeline]()
     return pipe if dtype == torch.float32 else pipe.to(dtype)
@@ -212,10 +212,15 @@ def arguments(pipeline: str, *, guided: bool = True, count: int = 2, seeds: Sequ
 
 
 def stock(
-    pipeline: str, *, output_type: str = "latent", dtype: torch.dtype = torch.float32, **call: Any
+    pipeline: str,
+    *,
+    pipe: Any = None,
+    output_type: str = "latent",
+    dtype: torch.dtype = torch.float32,
+    **call: Any,
 ) -> torch.Tensor:
-    """What an untouched pipeline gives for the `arguments` of a rollout."""
-    pipe = base(pipeline, dtype)
+    """What an untouched pipeline (or the one given) gives for the `arguments` of a rollout."""
+    pipe = pipe or base(pipeline, dtype)
     pipe.set_progress_bar_config(disable=True)
     pipe.vae.requires_grad_(False)  # oneDNN has another convolution, 1e-7 off, for weights that ask for gradients
     generators = [torch.Generator().manual_seed(seed) for seed in call.pop("seeds")]
