@@ -103,7 +103,7 @@ def adapter_name(module: nn.Module) -> str:
     Raises:
         UserError: there is none, or more than one.
     """
-    names = sorted({name for layer in adapter_layers(module) for name in layer.active_adapters})
+    names: list[str] = sorted({name for layer in adapter_layers(module) for name in layer.active_adapters})
     if not names:
         raise UserError(f"{type(module).__name__} has no adapter that is active: there is nothing to train or to save.")
     if len(names) > 1:

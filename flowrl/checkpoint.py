@@ -107,12 +107,6 @@ class Checkpoints:
         _restore_moments(path / "optimizer.safetensors", moments, parameters, optimizer)
         return counters
 
-    def clean(self) -> None:
-        """Remove what killed processes left unfinished."""
-        if self._folder.is_dir():
-            for path in self._folder.glob(".step_*"):
-                shutil.rmtree(path, ignore_errors=True)
-
 
 def _flatten(parameters: Mapping[str, nn.Parameter], copies: Mapping[str, WeightCopy]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {f"parameters/{name}": parameter for name, parameter in parameters.items()}

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_UNFINISHED = ".unfinished-"
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -23,7 +25,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     'whole'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}.", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
@@ -39,7 +41,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder, renamed to ``path`` (which must not exist) when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}."))
     temporary.chmod(0o777 & ~_umask())
     try:
         yield temporary
@@ -49,6 +51,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files and folders that killed processes left anywhere below ``folder``."""
+    for path in list(folder.rglob(f"{_UNFINISHED}*")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -101,6 +101,7 @@ class Policy:
             module.register_forward_pre_hook(self._count, with_kwargs=True)
         self.parameters = trainable_parameters(self.modules)
         self.denoiser_calls = 0
+        self._batch_doubled = False
         self._memo = Memo()
         self._arguments = inspect.signature(type(pipe).__call__).parameters
 
@@ -117,8 +118,8 @@ class Policy:
 
     @property
     def takes_sigma_per_sample(self) -> bool:
-        """Whether `predict` takes a noise level for each sample: not where guidance doubles the batch."""
-        return not getattr(self.pipe, "do_classifier_free_guidance", False)
+        """Whether `predict` takes a level for each sample of the last rollout: not if guidance doubles its batch."""
+        return not self._batch_doubled
 
     @torch.no_grad()
     def rollout(
@@ -161,6 +162,7 @@ class Policy:
         with self._seam(session, memory):
             images = self._run(**arguments, generator=generators, output_type="pt")
         memory.first = session.first
+        self._batch_doubled = bool(getattr(self.pipe, "do_classifier_free_guidance", False))
         if session.last is None:
             raise UserError(f"{type(self.pipe).__name__} never called its scheduler; it cannot be a policy.")
         return Rollout(

@@ -29,6 +29,7 @@ from .config import RunConfig
 from .data import MicroBatch, plan_step, rows_for_step, sample_seed
 from .errors import RunStopped
 from .evaluation import Evaluation, Setting, evaluate
+from .files import remove_unfinished
 from .objectives import Work
 from .policy import Policy
 from .preflight import Preflight, preflight
@@ -57,7 +58,10 @@ def train(config: RunConfig, resume: bool = False) -> Path:
         RunStopped: the run found itself broken.
     """
     checked = preflight(config, resume)
-    trainer = Trainer(config, checked, Accelerator(log_with=list(config.trackers), project_dir=config.output))
+    # Without an accelerator, accelerate must be told so, or it takes several CPU processes for several main processes.
+    cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=cpu, log_with=list(config.trackers) or None, project_dir=config.output)
+    trainer = Trainer(config, checked, accelerator)
     try:
         trainer.run()
     except RunStopped as stop:
@@ -147,7 +151,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         if self._accelerator.is_main_process:
-            self.checkpoints.clean()
+            remove_unfinished(self.folder.path)
         steps = self.checkpoints.steps()
         if steps:
             self.counters = self.checkpoints.load(steps[-1], self.policy.parameters, self.copies, self.optimizer)
@@ -443,7 +447,7 @@ def summary_line(metrics: dict[str, float], max_steps: int) -> str:
         if key in metrics:
             parts.append(f"{label} {metrics[key]:{form}}")
     parts += [
-        f"eval {key.split('/')[1]} {value:.3f}"
+        f"eval {key.removeprefix('eval/').removesuffix('/mean').split('/')[-1]} {value:.3f}"
         for key, value in metrics.items()
         if key.startswith("eval/") and key.endswith("/mean")
     ]

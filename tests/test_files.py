@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from flowrl.files import whole_file, whole_folder, write_json
+from flowrl.files import remove_unfinished, whole_file, whole_folder, write_json
 
 
 def names(folder):
@@ -85,6 +85,19 @@ def test_whole_folder_that_is_there(tmp_path):
         (temporary / "a").write_text("new")
     assert (path / "a").read_text() == "old"
     assert names(tmp_path) == ["step", "step/a"]
+
+
+def test_what_a_killed_process_leaves(tmp_path):
+    """Unfinished files and folders are found anywhere below a folder and removed; finished ones, hidden too, stay."""
+    write_json(tmp_path / "run" / "a.json", 1)
+    (tmp_path / "run" / ".hidden").touch()
+    # Entered and never left, as after SIGKILL.
+    blocks = [whole_file(tmp_path / "run" / "a.json"), whole_folder(tmp_path / "run" / "checkpoints" / "step")]
+    file, folder = (block.__enter__() for block in blocks)
+    nested = whole_file(folder / "b.json")
+    assert {file.exists(), folder.exists(), nested.__enter__().exists()} == {True}
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["run", "run/.hidden", "run/a.json", "run/checkpoints"]
 
 
 def test_others_may_read(tmp_path):

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PNDMScheduler
 
 from flowrl import kernels
 from flowrl.adapters import LoRA
@@ -207,12 +208,33 @@ def test_predict_with_one_sigma_a_sample(pipeline):
     """Without guidance each sample has a noise level of its own: the same as sample by sample."""
     policy = shared(pipeline)
     rollout = policy.rollout(**tiny.arguments(pipeline, guided=False))
+    policy.sample(**tiny.arguments(pipeline, guided=True))  # an evaluation with another guidance changes nothing
     assert policy.takes_sigma_per_sample
     x, levels = like(rollout.latents), torch.tensor([rollout.places[k].sigma for k in (1, 3)])
     mixed = policy.predict(rollout, x, levels)
     for row, sigma in enumerate(levels):
         torch.testing.assert_close(mixed[row], policy.predict(rollout, x, sigma)[row], rtol=1e-4, atol=1e-5)
     assert torch.equal(policy.predict(rollout, x, levels[:1].expand(2)), policy.predict(rollout, x, levels[0]))
+
+
+@pytest.mark.parametrize("pipeline", ["sd3", "sd15"])
+def test_one_sigma_where_guidance_doubles_the_batch(pipeline):
+    """With guidance of two passes in one batch, the samples of a micro-batch share their noise level."""
+    policy = tiny.policy(pipeline, FITTING[pipeline])
+    policy.rollout(**tiny.arguments(pipeline, guided=True))
+    assert not policy.takes_sigma_per_sample
+
+
+@pytest.mark.parametrize("kind", [PNDMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler])
+def test_ddpm_type_pipelines_with_another_scheduler(kind):
+    """SD1.5 as it is published, and with other samplers, is a policy too: sampled by ddim, replayed exactly."""
+    pipe = tiny.sd15()
+    pipe.scheduler = kind.from_config(pipe.scheduler.config)
+    policy = Policy(pipe, kernel=kernels.ddim())
+    rollout = policy.rollout(**tiny.arguments("sd15"))
+    for step, transition in rollout.transitions.items():
+        assert torch.equal(policy.replay(rollout, step).log_prob, transition.log_prob)
+    assert type(policy.pipe.scheduler) is kind
 
 
 def callables(owner):

@@ -65,10 +65,11 @@ def test_components_that_are_null(sd3):
     assert (pipe.text_encoder_3, pipe.tokenizer_3) == (None, None)
 
 
-def test_folder_that_is_not_there(tmp_path):
-    """The message names the field and the folder."""
-    with pytest.raises(UserError, match=r"model\.path: .*/none cannot be loaded"):
-        loaded(tmp_path / "none")
+@pytest.mark.parametrize("path", ["/no/such/folder", "no/such-model"])
+def test_model_that_is_not_there(path):
+    """The message names the field and the folder, or the hub id."""
+    with pytest.raises(UserError, match=f"model\\.path: {path} cannot be loaded"):
+        loaded(path)
 
 
 def test_missing_weights(sd3):

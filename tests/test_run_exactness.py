@@ -1,0 +1,216 @@
+"""The exactness of a whole run: resume, kills, processes, micro-batches, and rewards in trouble."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from flowrl.errors import RunStopped
+
+from . import runs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a tiny random SD3 pipeline."""
+    return runs.save_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(model, tmp_path_factory):
+    """A run of four steps that nothing disturbed, for each objective."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    return {name: runs.train(runs.recipe(model, folder / name, f"objective.name={name}")) for name in runs.OBJECTIVES}
+
+
+@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+def test_stop_and_resume_is_bit_equal(objective, model, unbroken, tmp_path):
+    """Four steps are two steps, a stop, and two more: weights, copies, EMA, optimizer, metrics and pictures."""
+    name = f"objective.name={objective}"
+    runs.train(runs.recipe(model, tmp_path / "run", name, "max_steps=2"))
+    runs.train(runs.recipe(model, tmp_path / "run", name), resume=True)
+    runs.assert_same_run(tmp_path / "run", unbroken[objective])
+
+
+def _killed(model, output, die_at, log):
+    config = runs.recipe(model, output)
+    process = runs.start(runs.run_watched, config, False, die_at, log=log)
+    process.join(timeout=120)
+    return config, process
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_sigkill_leaves_a_folder_that_resumes(count, model, unbroken, tmp_path):
+    """Killed before a random operation on a file of the run, it resumes and ends as if nothing had happened."""
+    log = tmp_path / "log"
+    config, process = _killed(model, tmp_path / "whole", None, log)
+    assert process.exitcode == 0, log.read_text()
+    operations = json.loads(runs.trace_file(config.output).read_text())["operations"]
+    assert operations > 50
+    for number, moment in enumerate(random.Random(count).sample(range(operations), count)):
+        config, process = _killed(model, tmp_path / f"run{number}", moment, log)
+        assert process.exitcode == -9, log.read_text()
+        resumed = runs.start(runs.run_watched, config, True, log=log)
+        resumed.join(timeout=120)
+        assert resumed.exitcode == 0, log.read_text()
+        runs.assert_same_run(config.output, unbroken["grpo"])
+
+
+@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+def test_two_processes_are_one(objective, model, tmp_path):
+    """The same prompts, seeds, scores and advantages, equal ranks, and parameters equal to 1e-6 after three steps."""
+    overrides = (f"objective.name={objective}", "max_steps=3", "micro_batch_size=2")
+    log = tmp_path / "log"
+    one, two = runs.recipe(model, tmp_path / "one", *overrides), runs.recipe(model, tmp_path / "two", *overrides)
+    runs.together(runs.run_watched, one, log=log, processes=1)
+    runs.together(runs.run_watched, two, log=log)
+    alone = json.loads(runs.trace_file(one.output).read_text())
+    ranks = [json.loads(runs.trace_file(two.output, rank).read_text()) for rank in range(2)]
+    assert sorted(map(str, alone["samples"])) == sorted(map(str, ranks[0]["samples"] + ranks[1]["samples"]))
+    assert ranks[0]["sums"] == ranks[1]["sums"]
+    for rank in ranks:
+        torch.testing.assert_close(torch.tensor(rank["scores"]), torch.tensor(alone["scores"]), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            torch.tensor(rank["advantages"]), torch.tensor(alone["advantages"]), rtol=0, atol=2e-3
+        )
+    _assert_close(one.output, two.output, 1e-6)
+
+
+def test_micro_batches_change_nothing(model, tmp_path):
+    """Micro-batches of 8 and of 2 give the same parameters, but for the order in which numbers are added."""
+    for size in (2, 8):
+        runs.train(
+            runs.recipe(model, tmp_path / str(size), "objective.name=grpo", f"micro_batch_size={size}", "max_steps=2")
+        )
+    _assert_close(tmp_path / "2", tmp_path / "8", 1e-4)
+
+
+def _assert_close(run, other, tolerance):
+    ours, theirs = runs.state(run), runs.state(other)
+    names = [name for name in ours if "weights.safetensors:parameters/" in name]
+    assert names
+    for name in names:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("trouble", ["nan", "none", "infinity", "exception"])
+def test_a_reward_in_trouble_costs_one_sample(trouble, model, tmp_path):
+    """One sample is left out and counted; the others' advantages are those of the group without it."""
+    calm = runs.watched(runs.recipe(model, tmp_path / "calm", "max_steps=1"))
+    calm.step()
+    scores = calm.trace.scores[0][0]
+    bad = scores[1][0]
+    flaky = {runs.reward("flaky"): {"weight": 1.0, "trouble": trouble, "bad": bad}}
+    troubled = runs.watched(runs.recipe(model, tmp_path / trouble, "max_steps=1", rewards=flaky))
+    metrics = troubled.step()
+    assert metrics["advantage/nan_samples"] == 1
+    assert metrics[f"reward/{runs.reward('flaky')}/failures"] == 1
+    advantages = troubled.trace.advantages[0]
+    assert advantages[0][1] == 0
+    # The other three by hand: (s - mean) / (std + 1e-4), population std.
+    rest = [score[0] for number, score in enumerate(scores) if number != 1]
+    mean = sum(rest) / 3
+    std = math.sqrt(sum((score - mean) ** 2 for score in rest) / 3)
+    wanted = [(score - mean) / (std + 1e-4) for score in rest]
+    found = [advantage for number, advantage in enumerate(advantages[0]) if number != 1]
+    assert found == pytest.approx(wanted, rel=1e-3)
+    assert advantages[1] == pytest.approx(calm.trace.advantages[0][1])
+
+
+def test_a_reward_of_the_wrong_length_stops_the_run_by_name(model, tmp_path):
+    """There is no way to tell which sample a missing score belongs to."""
+    calm = runs.watched(runs.recipe(model, tmp_path / "calm", "max_steps=1"))
+    calm.step()
+    flaky = {runs.reward("flaky"): {"weight": 1.0, "trouble": "length", "bad": calm.trace.scores[0][0][1][0]}}
+    with pytest.raises(RunStopped, match=r"flaky.*wanted 4 numbers"):
+        runs.watched(runs.recipe(model, tmp_path / "run", rewards=flaky)).step()
+
+
+def test_constant_rewards_stop_the_run(model, tmp_path):
+    """Three steps in which no group has a spread end the run with a diagnosis, which stays in its folder."""
+    config = runs.recipe(model, tmp_path / "run", rewards={runs.reward("constant"): 1.0})
+    with pytest.raises(RunStopped, match=r"no learning signal for 3 steps.*all scores were equal"):
+        runs.train(config)
+    stop = json.loads((config.output / "stopped.json").read_text())
+    assert stop["step"] == 2
+    assert "flowrl doctor" in stop["reason"]
+
+
+def test_a_silent_reward_stops_the_run(model, tmp_path):
+    """A reward that can score nothing is named."""
+    with pytest.raises(RunStopped, match=r"silent.*could score none of 8 samples"):
+        runs.watched(runs.recipe(model, tmp_path / "run", rewards={runs.reward("silent"): 1.0})).step()
+
+
+def test_a_zero_gradient_stops_the_run(model, tmp_path, monkeypatch):
+    """Three steps with a gradient of exactly 0 end the run, though the scores differ."""
+    trainer = runs.watched(runs.recipe(model, tmp_path / "run"))
+    loss = trainer.objective.loss
+    monkeypatch.setattr(
+        trainer.objective, "loss", lambda *arguments: loss(*arguments)._replace(loss=loss(*arguments).loss * 0)
+    )
+    trainer.step()
+    trainer.step()
+    with pytest.raises(RunStopped, match="the gradient was exactly 0"):
+        trainer.step()
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight(model, tmp_path, monkeypatch):
+    """The run stops before the optimizer's step."""
+    trainer = runs.watched(runs.recipe(model, tmp_path / "run"))
+    loss = trainer.objective.loss
+    monkeypatch.setattr(
+        trainer.objective, "loss", lambda *arguments: loss(*arguments)._replace(loss=loss(*arguments).loss * math.inf)
+    )
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    with pytest.raises(RunStopped, match="gradient of step 1 is not finite"):
+        trainer.step()
+    assert all(torch.equal(parameter, kept) for parameter, kept in zip(trainer.parameters, before, strict=True))
+
+
+def test_a_ratio_other_than_one_stops_the_run(model, tmp_path, monkeypatch):
+    """Weights that change between rollout and training stop the run, with the deviation, the step and the causes."""
+    trainer = runs.watched(runs.recipe(model, tmp_path / "run"))
+    pieces = trainer.objective.pieces
+
+    def tampered(*arguments):
+        with torch.no_grad():
+            for parameter in trainer.parameters:
+                parameter.add_(0.3)
+        return pieces(*arguments)
+
+    monkeypatch.setattr(trainer.objective, "pieces", tampered)
+    with pytest.raises(RunStopped, match=r"ratio is not 1.*largest \|log ratio\| .* at step \d.*Likely causes"):
+        trainer.step()
+
+
+@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+def test_every_lora_tensor_moves_and_the_reference_does_not(objective, model, tmp_path):
+    """After two steps every adapter tensor has changed; the base model's output has not."""
+    trainer = runs.watched(runs.recipe(model, tmp_path / "run", f"objective.name={objective}"))
+    policy = trainer.policy
+    before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
+    rollout = policy.rollout(["a red circle"], seeds=[0], steps=4, train_steps=())
+    with torch.no_grad(), policy.reference():
+        base = policy.predict(rollout, rollout.latents, 0.5)
+    trainer.step()
+    trainer.step()
+    assert [name for name, parameter in policy.parameters.items() if torch.equal(parameter, before[name])] == []
+    with torch.no_grad(), policy.reference():
+        assert torch.equal(policy.predict(rollout, rollout.latents, 0.5), base)
+    with torch.no_grad():
+        assert not torch.equal(policy.predict(rollout, rollout.latents, 0.5), base)
+
+
+@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+def test_runs_in_bfloat16(objective, model, tmp_path):
+    """Two steps on a bfloat16 base leave float32 adapters that have moved."""
+    trainer = runs.watched(runs.recipe(model, tmp_path / "run", f"objective.name={objective}", "model.dtype=bfloat16"))
+    metrics = [trainer.step(), trainer.step()]
+    assert all(row["grad_norm"] > 0 for row in metrics)
+    assert {parameter.dtype for parameter in trainer.parameters} == {torch.float32}
+    assert trainer.policy.dtype == torch.bfloat16
