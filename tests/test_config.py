@@ -150,13 +150,3 @@ def sections(schema: type[Section]) -> list[type[Section]]:
 def test_every_field_is_described(section):
     """Each field has its sentence, which `flowrl` shows when it is missing and the JSON schema carries."""
     assert [name for name, field in section.model_fields.items() if not (field.description or "").endswith(".")] == []
-
-
-def test_kernel_names_are_those_of_the_kernels():
-    """A kernel that is added to `flowrl.kernels` can be named in a recipe, and none can that is not there."""
-    from typing import get_args
-
-    from flowrl.config import KernelName
-    from flowrl.kernels import KERNELS
-
-    assert set(get_args(KernelName)) == set(KERNELS)
