@@ -210,6 +210,10 @@ class WeightCopy:
             for name, parameter in self._parameters.items():
                 parameter.data = current[name]
 
+    def is_current(self) -> bool:
+        """Whether the copy equals the current weights: what a model gives with the one, it gives with the other."""
+        return all(torch.equal(self.tensors[name], parameter.data) for name, parameter in self._parameters.items())
+
     def nbytes(self) -> int:
         """Bytes that the copy holds."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())

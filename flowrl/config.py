@@ -103,6 +103,8 @@ class PolicyConfig(Section):
     """Classifier-free (or embedded) guidance of a rollout; 1 is off for pipelines with classifier-free guidance."""
     train_steps: Literal["all"] | int | list[int] = "all"
     """``all``, a list of indices from 0 (noisiest), or the length of a window that is drawn anew each time."""
+    share_initial_noise: bool = False
+    """The samples of a group start from the same noise, as in DanceGRPO; only the steps' noise tells them apart."""
     height: Count | None = None
     """Picture height in pixels; null is the pipeline's own."""
     width: Count | None = None

@@ -51,6 +51,8 @@ class MicroBatch:
     """The number of each sample in its group."""
     seeds: list[int]
     """The seed of each sample's noise."""
+    latent_seeds: list[int]
+    """The seed of each sample's initial noise: its own, or one that its group shares."""
 
 
 def load_prompts(source: str | Path) -> list[PromptRow]:
@@ -181,7 +183,13 @@ def _shuffle(count: int, seed: int, number: int) -> tuple[int, ...]:
 
 
 def plan_step(
-    rows: Sequence[PromptRow], *, group_size: int, micro_batch_size: int, step: int, seed: int
+    rows: Sequence[PromptRow],
+    *,
+    group_size: int,
+    micro_batch_size: int,
+    step: int,
+    seed: int,
+    share_initial_noise: bool = False,
 ) -> list[MicroBatch]:
     """Cut the samples of a step into micro-batches.
 
@@ -194,6 +202,7 @@ def plan_step(
         micro_batch_size: samples a micro-batch, at most.
         step: from 0.
         seed: of the run.
+        share_initial_noise: the samples of a group start from the same noise.
 
     Raises:
         ValueError: a size is under 1.
@@ -206,14 +215,24 @@ def plan_step(
     if group_size < 1 or micro_batch_size < 1:
         raise ValueError(f"wanted group_size and micro_batch_size >= 1, got {group_size} and {micro_batch_size}")
     places = [(group, sample) for group in range(len(rows)) for sample in range(group_size)]
+
+    # The group is in the seeds because a row may fill two groups of a step.
+    def noise(group: int, sample: int) -> int:
+        return sample_seed("noise", seed, step, rows[group].row, group, sample)
+
+    def initial(group: int, sample: int) -> int:
+        return (
+            sample_seed("initial", seed, step, rows[group].row, group) if share_initial_noise else noise(group, sample)
+        )
+
     return [
         MicroBatch(
             index=index,
             rows=[rows[group] for group, _ in part],
             groups=[group for group, _ in part],
             samples=[sample for _, sample in part],
-            # The group is in the seed because a row may fill two groups of a step.
-            seeds=[sample_seed("noise", seed, step, rows[group].row, group, sample) for group, sample in part],
+            seeds=[noise(*place) for place in part],
+            latent_seeds=[initial(*place) for place in part],
         )
         for index, part in enumerate(
             places[start : start + micro_batch_size] for start in range(0, len(places), micro_batch_size)

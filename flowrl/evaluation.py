@@ -139,7 +139,7 @@ def _summary(scores: Tensor, names: Sequence[str]) -> dict[str, float]:
     for name, column in zip(names, scores.T, strict=True):
         valid = column[~column.isnan()].double()
         metrics[f"eval/{name}/mean"] = float(valid.mean())
-        metrics[f"eval/{name}/std"] = float(valid.std(correction=0))
+        metrics[f"eval/{name}/std"] = float((valid - valid.mean()).square().mean().sqrt())  # Tensor.std warns if empty
     return metrics
 
 

@@ -173,7 +173,7 @@ def flow_sde(noise_level: float = 0.7) -> Kernel:
 
     ``s = a sqrt(sigma / (1 - sigma))``, ``mean = x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt``,
     ``std = s sqrt(-dt)``. At sigma = 1, where s is infinite, the schedule's second sigma stands in, as in the
-    authors' code.
+    authors' code; and so near to 1 (UniPC starts at 1 - 1e-6, DPM-Solver at 0.9997).
 
     See "Flow-GRPO: Training Flow Matching Models via Online RL", Liu et al., https://arxiv.org/abs/2505.05470.
 
@@ -185,7 +185,7 @@ def flow_sde(noise_level: float = 0.7) -> Kernel:
     """
 
     def coefficients(place: FlowPlace, a: float) -> tuple[float, float, float]:
-        denominator = 1 - (place.sigma_second if place.sigma == 1 else place.sigma)
+        denominator = 1 - (place.sigma_second if place.sigma > 1 - 1e-3 else place.sigma)
         return _marginal_preserving(place, a * math.sqrt(place.sigma / denominator))
 
     return Kernel("flow_sde", noise_level, coefficients)

@@ -49,23 +49,22 @@ class Memo:
 
 
 class Memory:
-    """What one rollout needs to be replayed: the results of frozen parts that it used, and its initial latents.
+    """What one rollout needs to be replayed: the results of frozen parts that it used.
 
     Attributes:
-        initial: what ``prepare_latents`` returned, call by call.
-        first: the latents of the first step, to find their place in ``initial``.
+        open: results are remembered; closed once the denoising loop runs, where each step has inputs of its own.
     """
 
     def __init__(self, shared: Memo) -> None:
         """Share results with other rollouts through ``shared``; keep alive those that this one used."""
         self._shared = shared
         self._used: dict[Key, Any] = {}
+        self._blanks: dict[tuple[str, tuple[Any, ...]], Any] = {}
         self._inside = False
-        self.initial: list[Any] = []
-        self.first: Tensor | None = None
+        self.open = True
 
-    def recall(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that answers from memory where it can."""
+    def recall(self, name: str, function: Callable[..., Any], walking: Callable[[], bool]) -> Callable[..., Any]:
+        """A function that answers from memory where it can, and with zeros where ``walking`` says so."""
 
         def compute(*args: Any, **kwargs: Any) -> Any:
             self._inside = True
@@ -78,48 +77,35 @@ class Memory:
             if self._inside:  # the caller's result is remembered: to keep this one too would hold it twice
                 return function(*args, **kwargs)
             key = (name, digest((args, kwargs)))
-            if key not in self._used:
+            if key in self._used:
+                return self._used[key]
+            if self.open:
                 self._used[key] = self._shared.get(key, lambda: compute(*args, **kwargs))
-            return self._used[key]
+                return self._used[key]
+            return self.walked(name, function, walking)(*args, **kwargs)
 
         return remembered
 
-    def record_initial(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A ``prepare_latents`` that remembers what it returned."""
+    def walked(self, name: str, function: Callable[..., Any], walking: Callable[[], bool]) -> Callable[..., Any]:
+        """A function whose result is zeros where ``walking`` says so, shaped as it was for inputs of such shapes."""
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def answered(*args: Any, **kwargs: Any) -> Any:
+            key = (name, shapes((args, kwargs)))
+            if walking() and key in self._blanks:
+                return mapped(self._blanks[key], lambda blank: blank.clone())
             result = function(*args, **kwargs)
-            self.initial.append(result)
+            # Without storage: an expanded number.
+            self._blanks[key] = mapped(
+                result, lambda t: torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape)
+            )
             return result
 
-        return recorded
+        return answered
 
-    def replace_initial(self, x: Tensor) -> Callable[..., Any]:
-        """A ``prepare_latents`` that returns what it did in the rollout, with the initial noise exchanged for ``x``."""
-        calls = iter(self.initial)
 
-        def replaced(*_: Any, **__: Any) -> Any:
-            result = next(calls)
-            items = result if isinstance(result, tuple) else (result,)
-            swapped = tuple(x if self._is_first(item) else item for item in items)
-            return swapped if isinstance(result, tuple) else swapped[0]
-
-        return replaced
-
-    def can_replace(self) -> bool:
-        """Whether the initial noise was found among what ``prepare_latents`` returned."""
-        results = (item for result in self.initial for item in (result if isinstance(result, tuple) else (result,)))
-        return any(self._is_first(item) for item in results)
-
-    def _is_first(self, item: Any) -> bool:
-        if item is self.first:
-            return item is not None
-        return (
-            isinstance(item, Tensor)
-            and self.first is not None
-            and item.shape == self.first.shape
-            and torch.equal(item, self.first)
-        )
+def _expanded_zero(like: Tensor) -> Tensor:
+    """Zeros of a tensor's shape that take no memory."""
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
 
 
 def digest(value: Any) -> str:
@@ -157,6 +143,33 @@ def _chunks(value: Any) -> Iterator[bytes]:
         yield value.tobytes()
     else:
         yield repr(value).encode()
+
+
+def shapes(value: Any) -> tuple[Any, ...]:
+    """The shapes of all tensors in nested containers, in order.
+
+    >>> shapes((torch.ones(2, 1), {"a": [torch.ones(3)], "b": "text"}))
+    (torch.Size([2, 1]), torch.Size([3]))
+    """
+    found: list[Any] = []
+    mapped(value, lambda tensor: found.append(tensor.shape))
+    return tuple(found)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same nested containers with other tensors; what is neither container nor tensor stays.
+
+    >>> mapped((torch.ones(2), [None, torch.ones(1)]), lambda tensor: tensor.tolist())
+    ([1.0, 1.0], [None, [1.0]])
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        parts = [mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Mapping):  # diffusers' outputs too: dictionaries whose keys are fields
+        return type(value)(**{key: mapped(part, change) for key, part in value.items()})
+    return value
 
 
 def nbytes(value: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -42,3 +42,34 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     dist.all_reduce(flat)
     for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = piece.view_as(parameter)
+
+
+class Averages:
+    """Running means of metrics over samples and processes; ``.../max_deviation`` keeps its largest value instead."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, metrics: Mapping[str, Tensor], weight: int) -> None:
+        """Add values, `[B]` or 0-dim, that stand for ``weight`` samples."""
+        for name, value in metrics.items():
+            number = float(value.double().mean())
+            self._merge(name, number if _is_largest(name) else number * weight, weight)
+
+    def over_processes(self) -> dict[str, float]:
+        """The means of what all processes have added; the same on all."""
+        merged = Averages()
+        for part in gather({rank(): self._sums}).values():
+            for name, (value, weight) in part.items():
+                merged._merge(name, value, weight)
+        return {name: value if _is_largest(name) else value / weight for name, (value, weight) in merged._sums.items()}
+
+    def _merge(self, name: str, value: float, weight: float) -> None:
+        total = self._sums.setdefault(name, [value, 0.0] if _is_largest(name) else [0.0, 0.0])
+        total[0] = max(total[0], value) if _is_largest(name) else total[0] + value
+        total[1] += weight
+
+
+def _is_largest(name: str) -> bool:
+    return name.endswith("max_deviation")

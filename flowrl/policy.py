@@ -5,21 +5,23 @@
     replay = policy.replay(rollout, step=3)      # mean, std, log_prob with gradients
     velocity = policy.predict(rollout, x_t, sigma)
 
-The pipeline's own code runs each time, with another scheduler in it (`flowrl.scheduler`) and its frozen parts answered
-from memory (`flowrl.memo`). So guidance, conditions and masks in a replay cannot differ from those of the rollout, and
-before an update the replayed log-probability equals the recorded one exactly, for the same micro-batch.
+The pipeline's own code runs each time, from the same seeds, with another scheduler in it (`flowrl.scheduler`) and its
+frozen parts answered from memory (`flowrl.memo`). So guidance, conditions and masks in a replay cannot differ from
+those of the rollout, and before an update the replayed log-probability equals the recorded one exactly, for the same
+micro-batch.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +30,7 @@ from .adapters import LoRA, adapters_off, add_lora, export_lora, take_lora, trai
 from .errors import UserError
 from .kernels import Kernel, Reduction
 from .memo import Memo, Memory
-from .scheduler import DDPMPolicyScheduler, Probing, Recording, Replaying, Session, policy_scheduler
+from .scheduler import DDPMPolicyScheduler, Done, Finishing, Probing, Recording, Replaying, Session, policy_scheduler
 from .trajectory import Rollout, own
 
 DEFAULT_LORA = LoRA()
@@ -98,9 +100,9 @@ class Policy:
                 take_lora(module)
             else:
                 add_lora(module, lora)
-            module.register_forward_pre_hook(self._count, with_kwargs=True)
         self.parameters = trainable_parameters(self.modules)
         self.denoiser_calls = 0
+        self._session: Session | None = None
         self._batch_doubled = False
         self._memo = Memo()
         self._arguments = inspect.signature(type(pipe).__call__).parameters
@@ -121,6 +123,11 @@ class Policy:
         """Whether `predict` takes a level for each sample of the last rollout: not if guidance doubles its batch."""
         return not self._batch_doubled
 
+    @property
+    def walking(self) -> bool:
+        """Whether a model call right now is answered with zeros, on the way to the step of a replay."""
+        return self._session is not None and self._session.walking
+
     @torch.no_grad()
     def rollout(
         self,
@@ -131,6 +138,7 @@ class Policy:
         guidance_scale: float | None = None,
         train_steps: Collection[int] | str = "all",
         noise_steps: Collection[int] | str = "all",
+        keep_steps: Collection[int] = (),
         latent_seeds: Sequence[int] | None = None,
         **call: Any,
     ) -> Rollout:
@@ -143,6 +151,7 @@ class Policy:
             guidance_scale: the pipeline's; None leaves it at the pipeline's default.
             train_steps: steps to record; ``"all"`` records every step that can be trained, none for ``()``.
             noise_steps: steps that are stochastic; ``()`` samples the ODE.
+            keep_steps: further steps whose latents are kept, for `finish`.
             latent_seeds: B seeds of the initial noise; by default ``seeds``. Equal ones share the initial noise.
             call: further arguments of the pipeline, such as ``height`` or ``negative_prompt``.
 
@@ -155,23 +164,28 @@ class Policy:
         arguments = self._call(prompts, steps, guidance_scale, call)
         noise = SeededNoise(seeds)
         session = Recording(
-            self.kernel, noise, train_steps=train_steps, noise_steps=noise_steps, reduction=self.reduction
+            self.kernel,
+            noise,
+            train_steps=train_steps,
+            noise_steps=noise_steps,
+            keep_steps=keep_steps,
+            reduction=self.reduction,
         )
         memory = Memory(self._memo)
-        generators = [torch.Generator().manual_seed(seed) for seed in initial]
-        with self._seam(session, memory):
-            images = self._run(**arguments, generator=generators, output_type="pt")
-        memory.first = session.first
+        images = self._run(arguments, session, memory, initial)
         self._batch_doubled = bool(getattr(self.pipe, "do_classifier_free_guidance", False))
-        if session.last is None:
+        if session.last is None or session.start is None:
             raise UserError(f"{type(self.pipe).__name__} never called its scheduler; it cannot be a policy.")
         return Rollout(
-            images=images.float(),
+            images=as_pictures(images),
             latents=own(session.last),
             transitions=session.transitions,
+            arrivals=session.arrivals,
+            start=session.start,
             places=self._scheduler.places,
             stds=session.stds,
             prompts=list(prompts),
+            latent_seeds=initial,
             call=arguments,
             memory=memory,
         )
@@ -190,8 +204,8 @@ class Policy:
             recorded = sorted(rollout.transitions)
             raise UserError(f"step {step} was not recorded; the rollout holds {recorded or 'no steps'}.")
         transition = rollout.transitions[step]
-        session = Replaying(self.kernel, transition, self.reduction)
-        self._one_step(rollout, session, transition.x)
+        session = Replaying(self.kernel, transition, rollout.arrivals.get(step), self.reduction)
+        self._again(rollout, session)
         if session.model_output is None:
             raise UserError(f"{type(self.pipe).__name__} did not run step {step} when asked to replay it.")
         return Replay(session.log_prob, session.mean, session.std, session.model_output)
@@ -205,12 +219,33 @@ class Policy:
             sigma: noise level in (0, 1]; `[B]` for one a sample, where the pipeline runs without guidance.
         """
         levels = torch.as_tensor(sigma, dtype=torch.float32, device=x_t.device)
-        timesteps = self._scheduler.timestep_at(levels)
-        session = Probing(timesteps[None])
-        self._one_step(rollout, session, x_t.to(rollout.latents.dtype))
+        session = Probing(self._scheduler.timestep_at(levels), x_t.to(rollout.latents.dtype))
+        self._again(rollout, session)
         if session.model_output is None:
-            raise UserError(f"{type(self.pipe).__name__} did not run the step that it was asked to predict.")
+            raise UserError(
+                f"{type(self.pipe).__name__} did not run the step that it was asked to predict; the rollout must have "
+                "at least one step."
+            )
         return session.model_output
+
+    def finish(self, rollout: Rollout, step: int) -> Tensor:
+        """Pictures, with gradients through the steps from ``step`` to the last and the decoder.
+
+        The steps take no noise, whatever the kernel: after a rollout whose last steps were deterministic too, these are
+        its own pictures.
+
+        Args:
+            rollout: a micro-batch, whole.
+            step: absolute index of a recorded step, or of one that was kept.
+
+        Raises:
+            UserError: the step was neither recorded nor kept.
+        """
+        known = sorted({rollout.start, *rollout.arrivals})
+        if step not in known:
+            raise UserError(f"step {step} was not kept; the rollout holds {known}.")
+        session = Finishing(self.kernel, step, rollout.arrivals.get(step))
+        return as_pictures(self._again(rollout, session))
 
     @torch.no_grad()
     def sample(
@@ -229,10 +264,10 @@ class Policy:
         try:
             self.pipe.scheduler = copy.deepcopy(stock)  # a scheduler keeps the state of its last call
             with _quiet(self.pipe), memo.exchanged(self.pipe, self._remembered(Memory(self._memo))):
-                images: Tensor = self._run(**arguments, generator=generators, output_type="pt")
+                images = self._call_pipe(**arguments, generator=generators, output_type="pt")
         finally:
             self.pipe.scheduler = stock
-        return images.float()
+        return as_pictures(images)
 
     def reference(self) -> AbstractContextManager[None]:
         """The base model inside the block: adapters off, everything restored afterwards."""
@@ -245,7 +280,9 @@ class Policy:
     def _call(
         self, prompts: Sequence[str], steps: int, guidance_scale: float | None, call: Mapping[str, Any]
     ) -> dict[str, Any]:
-        arguments = {**call, "prompt": list(prompts), "num_inference_steps": steps, "return_dict": False}
+        arguments = {**call, "num_inference_steps": steps, "return_dict": False}
+        if "prompt" in self._arguments and call.get("prompt_embeds") is None:
+            arguments["prompt"] = list(prompts)
         if guidance_scale is not None:
             arguments["guidance_scale"] = guidance_scale
         unknown = sorted(set(arguments) - set(self._arguments))
@@ -253,40 +290,48 @@ class Policy:
             raise UserError(f"{type(self.pipe).__name__} takes no argument {', '.join(unknown)}.")
         return arguments
 
-    def _one_step(self, rollout: Rollout, session: Session, x: Tensor) -> None:
-        if not rollout.memory.can_replace():
-            raise UserError(
-                f"{type(self.pipe).__name__}: the initial noise was not found in what prepare_latents returned, so its "
-                "steps cannot be run one by one."
-            )
-        with self._seam(session, rollout.memory, x):
-            self._run(**rollout.call, generator=None, output_type="latent")
+    def _again(self, rollout: Rollout, session: Session) -> Any:
+        """The rollout's pipeline call once more, as far as the session wants it."""
+        return self._run(rollout.call, session, rollout.memory, rollout.latent_seeds)
 
-    def _run(self, **arguments: Any) -> Any:
+    def _run(self, arguments: Mapping[str, Any], session: Session, memory: Memory, seeds: Sequence[int]) -> Any:
+        """The pipeline with the policy scheduler in it, its frozen parts answered from memory; None if cut short."""
+        stock, self._scheduler.session, self._session = self.pipe.scheduler, session, session
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        denoisers = {f"{name}.forward": self._denoiser(name, memory) for name in self.modules}
+        try:
+            self.pipe.scheduler = self._scheduler
+            # Noise that a pipeline draws without a generator must be that of the rollout too.
+            with (
+                _quiet(self.pipe),
+                memo.exchanged(self.pipe, {**self._remembered(memory), **denoisers}),
+                torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
+                suppress(Done),
+            ):
+                torch.manual_seed(seeds[0])
+                return self._call_pipe(**arguments, generator=generators, output_type="pt")
+        finally:
+            self.pipe.scheduler, self._session = stock, None
+
+    def _call_pipe(self, **arguments: Any) -> Any:
         # The undecorated function: diffusers wraps __call__ in torch.no_grad().
         return inspect.unwrap(type(self.pipe).__call__)(self.pipe, **arguments)[0]
 
     def _remembered(self, memory: Memory) -> dict[str, Any]:
         frozen = memo.frozen_callables(self.pipe, list(self.modules))
-        return {path: memory.recall(path, function) for path, function in frozen.items()}
+        return {path: memory.recall(path, function, lambda: self.walking) for path, function in frozen.items()}
 
-    @contextmanager
-    def _seam(self, session: Session, memory: Memory, x: Tensor | None = None) -> Iterator[None]:
-        """The pipeline with the policy scheduler in it, its frozen parts answered from memory."""
-        stock = self.pipe.scheduler
-        prepare = self.pipe.prepare_latents
-        initial = memory.record_initial(prepare) if x is None else memory.replace_initial(x)
-        self._scheduler.session = session
-        try:
-            self.pipe.scheduler = self._scheduler
-            with _quiet(self.pipe), memo.exchanged(self.pipe, {**self._remembered(memory), "prepare_latents": initial}):
-                yield
-        finally:
-            self.pipe.scheduler = stock
+    def _denoiser(self, name: str, memory: Memory) -> Callable[..., Any]:
+        """A denoiser's forward pass that counts samples, and answers with zeros while the session walks."""
+        forward = self.modules[name].forward
 
-    def _count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        latents = kwargs.get("hidden_states", kwargs.get("sample", args[0] if args else None))
-        self.denoiser_calls += 1 if latents is None else len(latents)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            latents = kwargs.get("hidden_states", kwargs.get("sample", args[0] if args else None))
+            self.denoiser_calls += 1 if latents is None else len(latents)
+            memory.open = False  # from here on, each step has inputs of its own
+            return forward(*args, **kwargs)
+
+        return memory.walked(name, counted, lambda: self.walking)
 
 
 class SeededNoise:
@@ -306,6 +351,20 @@ class SeededNoise:
             raise UserError(f"the pipeline samples {len(like)} latents for {len(self._generators)} seeds.")
         rows = [torch.randn(like.shape[1:], generator=generator) for generator in self._generators]
         return torch.stack(rows).to(like.device)
+
+
+def as_pictures(output: Any) -> Tensor:
+    """A pipeline's first output as float32 `[B, 3, H, W]`, or of a video `[B, F, 3, H, W]`.
+
+    >>> as_pictures(np.zeros((2, 8, 8, 3))).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    if isinstance(output, (list, tuple)):
+        return torch.stack([as_pictures(item[None])[0] for item in output])
+    if isinstance(output, np.ndarray):  # some pipelines know no tensors; they have no gradients either
+        return torch.from_numpy(output).movedim(-1, -3).float()
+    pictures: Tensor = output.float()
+    return pictures
 
 
 def _components(pipe: Any, names: Sequence[str] | None) -> dict[str, nn.Module]:

@@ -3,27 +3,34 @@
 A pipeline asks its scheduler for timesteps and gives it each model output. The schedulers here keep the pipeline's own
 schedule and hand every step to a *session*, which decides what happens to the latents:
 
-=============  =====================================  ==============================================
-session        timesteps that the pipeline sees       ``step()``
-=============  =====================================  ==============================================
-`Recording`    all                                    draws ``x_next`` and records the transition
-`Replaying`    only step k                            evaluates the recorded ``x_next``
-`Probing`      only one of the caller's choice        keeps the model output
-=============  =====================================  ==============================================
+=============  ==========================================================================================
+session        what it does
+=============  ==========================================================================================
+`Recording`    draws each ``x_next`` and records transitions
+`Replaying`    walks to the recorded step k and evaluates the recorded ``x_next`` there
+`Finishing`    walks to step k and goes on from there without noise, with gradients, to the pictures
+`Probing`      runs one step at a timestep of the caller's choice and keeps the model output
+=============  ==========================================================================================
+
+To walk is to let the pipeline run its loop from the start while every model call is answered with zeros, and to hand
+it the recorded latents where the walk ends. So whatever a pipeline does by the number of the step (guidance that
+starts late, a control that ends early, a second expert, conditions that it joins to the latents) it does in a replay
+as it did in the rollout, and the loop's own arithmetic is all that a walk costs.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, cast
 
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
 from torch import Tensor
 
 from . import kernels
@@ -36,21 +43,32 @@ STD_FLOOR = 0.05
 gradients hundreds of times larger than the others' (the last step of SD3's schedule, typically)."""
 
 
+class Done(Exception):
+    """A session has what it wanted; the rest of the pipeline call need not run."""
+
+
 class Session(ABC):
-    """What the policy scheduler does with each step of a pipeline call."""
+    """What the policy scheduler does with each step of a pipeline call.
 
-    only: int | None = None
-    """The one step that the pipeline sees, as an index in the whole schedule; None for all of them."""
+    Attributes:
+        walking: model calls are to be answered with zeros.
+    """
 
-    timesteps: Tensor | None = None
-    """Timesteps that the pipeline sees in place of the schedule's, `[1]` or `[1, B]`; None for the schedule's."""
+    walking: bool = False
+
+    timestep: Tensor | None = None
+    """What the pipeline is shown in place of every timestep, 0-dim or `[B]`; None for the schedule's own."""
 
     def begin(self, places: list[Place]) -> None:  # noqa: B027  (most sessions need not know the schedule)
         """Called when the pipeline has set its schedule, before any model call."""
 
     @abstractmethod
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
-        """Latents after the step, in the dtype of ``model_output``."""
+        """Latents after the step, in the dtype of ``model_output``.
+
+        Raises:
+            Done: the pipeline call may end.
+        """
 
 
 class Recording(Session):
@@ -63,6 +81,7 @@ class Recording(Session):
         *,
         train_steps: Collection[int] | str = "all",
         noise_steps: Collection[int] | str = "all",
+        keep_steps: Collection[int] = (),
         reduction: Reduction = "mean",
     ) -> None:
         """Set up a recording.
@@ -72,13 +91,15 @@ class Recording(Session):
             noise: draws standard normal noise shaped like its argument; called once for each stochastic step.
             train_steps: steps to record, ``"all"`` for every step that can be trained.
             noise_steps: steps that are stochastic; the others take the deterministic step.
+            keep_steps: steps whose latents are kept without a transition, for `Finishing`.
             reduction: of the log-probability.
         """
         self._kernel, self._noise, self._reduction = kernel, noise, reduction
-        self._train_steps, self._noise_steps = train_steps, noise_steps
+        self._train_steps, self._noise_steps, self._keep_steps = train_steps, noise_steps, keep_steps
         self.stds: list[float] = []
         self.transitions: dict[int, Transition] = {}
-        self.first: Tensor | None = None
+        self.arrivals: dict[int, Tensor] = {}
+        self.start: int | None = None
         self.last: Tensor | None = None
 
     def begin(self, places: list[Place]) -> None:
@@ -90,6 +111,7 @@ class Recording(Session):
             self._train = set(trainable_steps(self.stds))
         else:
             self._train = _within(self._train_steps, steps, "train_steps")
+        self._keep = self._train | _within(self._keep_steps, steps, "keep_steps")
         for step in sorted(self._train):
             if self.stds[step] == 0:
                 stochastic = [k for k in steps if self.stds[k] > 0]
@@ -101,7 +123,12 @@ class Recording(Session):
 
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """Draw, record, and pass on."""
-        self.first = x if self.first is None else self.first
+        self.start = place.step if self.start is None else self.start
+        if place.step in self._keep and self.last is not None:
+            # Usually x itself. Pipelines that mask or join conditions on the way do so again in a replay.
+            same = self.last is x or (self.last.dtype == x.dtype and torch.equal(self.last, x))
+            x = own(x)
+            self.arrivals[place.step] = x if same else own(self.last)
         stochastic = self.stds[place.step] > 0
         mean, std = (self._kernel if stochastic else self._kernel.deterministic())(x, model_output, place)
         if stochastic:
@@ -115,37 +142,76 @@ class Recording(Session):
         return x_next
 
 
-class Replaying(Session):
-    """Evaluates one recorded transition under the current weights, with gradients."""
+class _Walking(Session):
+    """Walks to a step, and hands the pipeline the latents with which that step began."""
 
-    def __init__(self, kernel: Kernel, transition: Transition, reduction: Reduction = "mean") -> None:
-        """Expose only the transition's step."""
-        self._kernel, self._transition, self._reduction = kernel, transition, reduction
-        self.only = transition.place.step
-        self.model_output: Tensor | None = None
+    def __init__(self, step: int, arrival: Tensor | None) -> None:
+        self._target, self._arrival = step, arrival
+        self.walking = arrival is not None  # the step with which the pipeline starts has its own initial latents
 
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """Walk on, or arrive."""
+        if place.step >= self._target:
+            return self.arrived(place, x, model_output)
+        if place.step + 1 < self._target:
+            return x
+        self.walking = False
+        assert self._arrival is not None, "a walk without an arrival starts at its target"
+        return self._arrival
+
+    @abstractmethod
+    def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """The step that was walked to, and those after it."""
+
+
+class Replaying(_Walking):
+    """Evaluates one recorded transition under the current weights, with gradients."""
+
+    def __init__(
+        self, kernel: Kernel, transition: Transition, arrival: Tensor | None, reduction: Reduction = "mean"
+    ) -> None:
+        """Walk to the transition's step; ``arrival`` is what the step before it returned, None if it is the first."""
+        super().__init__(transition.place.step, arrival)
+        self._kernel, self._transition, self._reduction = kernel, transition, reduction
+        self.model_output: Tensor | None = None
+
+    def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """Keep mean, std and log-probability of the recorded ``x_next``."""
         self.model_output = model_output
         self.mean, self.std = self._kernel(x, model_output, self._transition.place)
         self.log_prob = kernels.log_prob(self._transition.x_next, self.mean, self.std, self._reduction)
-        return self._transition.x_next
+        raise Done
+
+
+class Finishing(_Walking):
+    """Goes on from step k without noise, with gradients, until the pipeline returns its pictures."""
+
+    def __init__(self, kernel: Kernel, step: int, arrival: Tensor | None) -> None:
+        """Walk to ``step``; ``arrival`` is what the step before it returned, None if it is the first."""
+        super().__init__(step, arrival)
+        self._kernel = kernel.deterministic()
+
+    def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """The deterministic step."""
+        return self._kernel(x, model_output, place)[0].to(model_output.dtype)
 
 
 class Probing(Session):
-    """Hands back the model output at any timestep."""
+    """Hands back the model output at any timestep: the pipeline walks one step, and stands at ``x_t`` for the next."""
 
-    only = 0
-
-    def __init__(self, timesteps: Tensor) -> None:
-        """Expose ``timesteps``, `[1]` for one that the micro-batch shares or `[1, B]` for one a sample."""
-        self.timesteps = timesteps
+    def __init__(self, timestep: Tensor, x_t: Tensor) -> None:
+        """Show ``timestep``, 0-dim for one that the micro-batch shares or `[B]` for one a sample."""
+        self.timestep, self._x_t = timestep, x_t
+        self.walking = True
         self.model_output: Tensor | None = None
 
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
-        """Keep the model output; the latents stay."""
+        """Hand out ``x_t``, then keep the model output."""
+        if self.walking:
+            self.walking = False
+            return self._x_t
         self.model_output = model_output
-        return x
+        raise Done
 
 
 def trainable_steps(stds: list[float], floor: float = STD_FLOOR) -> list[int]:
@@ -168,35 +234,39 @@ def _within(chosen: Collection[int] | str, steps: range, name: str) -> set[int]:
     return set(chosen)
 
 
-class FlowPolicyScheduler(FlowMatchEulerDiscreteScheduler):
-    """Flow matching's Euler scheduler, with its own schedule, whose steps a session takes."""
+class PolicyScheduler(ABC):
+    """What a policy scheduler adds to a scheduler of diffusers: `policy_scheduler` joins the two in one class.
+
+    Attributes:
+        session: what to do with each step.
+        places: the whole schedule, step by step.
+    """
 
     session: Session
+    places: list[Place]
     # Read by `DiffusionPipeline` when it checks a scheduler against the one that it was saved with.
     _compatibles: ClassVar[list[str]] = []
 
-    def set_timesteps(
-        self,
-        num_inference_steps: int | None = None,
-        device: str | torch.device | None = None,
-        sigmas: list[float] | None = None,
-        mu: float | None = None,
-        timesteps: list[float] | None = None,
-    ) -> None:
-        """Build the whole schedule as diffusers does, and show the pipeline the session's part of it."""
-        super().set_timesteps(num_inference_steps, device, sigmas, mu, timesteps)
-        sigma, timestep = self.sigmas.tolist(), self.timesteps.tolist()
-        for earlier, later in pairwise(sigma):
-            if not earlier > later:
-                raise UserError(f"the schedule's sigmas must fall strictly, but {earlier} is followed by {later}.")
-        self.places: list[Place] = [
-            FlowPlace(k, timestep[k], sigma[k], sigma[k + 1], sigma[1]) for k in range(len(timestep))
-        ]
-        _show(self, device)
+    timesteps: Tensor
+    config: Any
 
+    @abstractmethod
+    def schedule(self, num_inference_steps: int | None) -> list[Place]:
+        """The places of the schedule that the stock scheduler has just set."""
+
+    @abstractmethod
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The timestep that the model expects at noise level ``sigma``, of any shape."""
-        return sigma * float(self.config.num_train_timesteps)
+
+    def scheduled(self, num_inference_steps: int | None) -> None:
+        """Called after the stock scheduler's ``set_timesteps``: begin the session, and show what it wants shown."""
+        self.places, self._next = self.schedule(num_inference_steps), cast("int | None", None)
+        self._shown = self.timesteps.tolist()
+        self.session.begin(self.places)
+        if self.session.timestep is not None:
+            # One more than there are, for the step that is walked; all alike, wherever a pipeline starts among them.
+            shown = self.session.timestep.to(self.timesteps.device)
+            self.timesteps = shown.expand(len(self.places) + 1, *shown.shape)
 
     def step(
         self,
@@ -208,95 +278,123 @@ class FlowPolicyScheduler(FlowMatchEulerDiscreteScheduler):
         **__: Any,
     ) -> Any:
         """Give the step to the session."""
-        if self.session.only is None and self.step_index is None:
-            self._init_step_index(timestep)
-        step = self.step_index if self.session.only is None else self.session.only
-        x_next = self.session.step(self.places[step], sample, model_output)
-        self._step_index = step + 1
-        return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=x_next) if return_dict else (x_next,)
+        step = self._first(timestep) if self._next is None else self._next
+        self._next = step + 1
+        place = self.places[min(step, len(self.places) - 1)]  # a probe from the last step stands behind it
+        x_next = self.session.step(place, sample, model_output)
+        return DDIMSchedulerOutput(prev_sample=x_next, pred_original_sample=None) if return_dict else (x_next,)
+
+    def _first(self, timestep: float | Tensor) -> int:
+        """Where in the schedule the pipeline starts: not at 0 if it starts from a picture."""
+        begin: int | None = getattr(self, "begin_index", None)
+        if begin is not None:
+            return begin
+        now = float(torch.as_tensor(timestep).flatten()[0])
+        return min(range(len(self._shown)), key=lambda step: abs(self._shown[step] - now))
 
 
-class DDPMPolicyScheduler(DDIMScheduler):
+class FlowPolicyScheduler(PolicyScheduler):
+    """A flow model's scheduler, whatever its solver, as Euler steps on its own schedule that a session takes."""
+
+    sigmas: Tensor
+
+    def schedule(self, num_inference_steps: int | None) -> list[Place]:
+        """Pairs of timestep and sigma, as the stock scheduler has them."""
+        sigma, timestep = self.sigmas.tolist(), self.timesteps.tolist()
+        for earlier, later in pairwise(sigma):
+            if not earlier > later:
+                raise UserError(f"the schedule's sigmas must fall strictly, but {earlier} is followed by {later}.")
+        return [FlowPlace(k, timestep[k], sigma[k], sigma[k + 1], sigma[1]) for k in range(len(timestep))]
+
+    def timestep_at(self, sigma: Tensor) -> Tensor:
+        """1000 sigma."""
+        return sigma * float(self.config.num_train_timesteps)
+
+
+class DDPMPolicyScheduler(PolicyScheduler):
     """DDIM's schedule for DDPM-type models, whose steps a session takes."""
 
-    session: Session
-    _compatibles: ClassVar[list[str]] = []
+    alphas_cumprod: Tensor
+    final_alpha_cumprod: Tensor
 
-    def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
-        """Build the whole schedule as diffusers does, and show the pipeline the session's part of it."""
-        super().set_timesteps(num_inference_steps, device)
-        if self.config.thresholding:
+    def schedule(self, num_inference_steps: int | None) -> list[Place]:
+        """Pairs of timestep and signal share."""
+        if self.config.get("thresholding", False):
             raise UserError(
                 "the scheduler's dynamic thresholding is not a Gaussian transition; set thresholding=False."
             )
         clip = self.config.clip_sample_range if self.config.clip_sample else None
-        stride = self.config.num_train_timesteps // num_inference_steps
-        self.places: list[Place] = []
+        stride = self.config.num_train_timesteps // (num_inference_steps or len(self.timesteps))
+        places: list[Place] = []
         for step, timestep in enumerate(self.timesteps.tolist()):
             after = timestep - stride
             a_next = self.alphas_cumprod[after] if after >= 0 else self.final_alpha_cumprod
             a = float(self.alphas_cumprod[timestep])
-            self.places.append(DDPMPlace(step, timestep, a, float(a_next), self.config.prediction_type, clip))
-        _show(self, device)
+            places.append(DDPMPlace(step, timestep, a, float(a_next), self.config.prediction_type, clip))
+        return places
 
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The training timestep whose noise share ``sqrt(1 - alpha_cumprod)`` is nearest to ``sigma``."""
         shares: Tensor = (1 - self.alphas_cumprod).sqrt().to(sigma.device)
         return (shares - sigma[..., None]).abs().argmin(dim=-1)
 
-    def step(
-        self,
-        model_output: Tensor,
-        timestep: int | Tensor,
-        sample: Tensor,
-        *_: Any,
-        return_dict: bool = True,
-        **__: Any,
-    ) -> Any:
-        """Give the step to the session."""
-        step = self.session.only
-        if step is None:
-            step = next(place.step for place in self.places if place.timestep == int(timestep))
-        x_next = self.session.step(self.places[step], sample, model_output)
-        return DDIMSchedulerOutput(prev_sample=x_next, pred_original_sample=None) if return_dict else (x_next,)
-
-
-PolicyScheduler: TypeAlias = FlowPolicyScheduler | DDPMPolicyScheduler
 
 _DDPM_TYPE = ("DDIM", "DDPM", "PNDM", "EulerDiscrete", "EulerAncestral", "LMS", "DPMSolver", "UniPC", "Heun", "KDPM2")
-
-
-def _show(scheduler: PolicyScheduler, device: str | torch.device | None) -> None:
-    session = scheduler.session
-    session.begin(scheduler.places)
-    if session.timesteps is not None:
-        scheduler.timesteps = session.timesteps.to(device)
-    elif session.only is not None:
-        scheduler.timesteps = scheduler.timesteps[session.only : session.only + 1]
+_FLOW_SOLVERS = ("UniPC", "DPMSolver")
+"""Multistep solvers that may be set to flow matching."""
 
 
 def policy_scheduler(stock: Any) -> PolicyScheduler:
     """The policy scheduler with the schedule of a pipeline's stock scheduler.
 
-    Flow matching's Euler keeps its own. Every DDPM-type scheduler becomes DDIM with the same betas, prediction type and
-    timestep spacing.
+    ===================================================  ==========================================================
+    stock scheduler                                      what a policy's step is
+    ===================================================  ==========================================================
+    FlowMatchEulerDiscrete                               the same Euler step
+    UniPC, DPM-Solver with ``use_flow_sigmas``           an Euler step on the solver's own timesteps and sigmas
+    DDIM, CogVideoXDDIM                                  the same DDIM step
+    CogVideoXDPM                                         CogVideoXDDIM's step with the same settings
+    DDPM, PNDM, Euler, LMS, DPM-Solver, UniPC, Heun ...  DDIM's step, same betas, prediction type and spacing
+    ===================================================  ==========================================================
 
     Raises:
         UserError: no policy scheduler speaks the stock scheduler's protocol.
     """
     name = type(stock).__name__
+    config: Mapping[str, Any] = getattr(stock, "config", {})
     if isinstance(stock, FlowMatchEulerDiscreteScheduler):
         if stock.config.stochastic_sampling or stock.config.invert_sigmas:
             raise UserError(f"{name} with stochastic_sampling or invert_sigmas is not supported as a policy.")
-        flow: FlowPolicyScheduler = FlowPolicyScheduler.from_config(stock.config)
-        flow.set_shift(stock.shift)
-        return flow
-    if name.startswith(_DDPM_TYPE) and not stock.config.get("use_flow_sigmas", False):
-        # Not from_config: it leaves out settings that are defaults of the stock scheduler and not of DDIM.
-        known = inspect.signature(DDIMScheduler).parameters
-        settings = {key: value for key, value in stock.config.items() if key in known}
-        return DDPMPolicyScheduler(**{"clip_sample": False, **settings})
+        return _joined(FlowPolicyScheduler, stock)
+    if name.startswith(_FLOW_SOLVERS) and config.get("use_flow_sigmas", False):
+        return _joined(FlowPolicyScheduler, stock)
+    if name.startswith("CogVideoX"):
+        return _joined(DDPMPolicyScheduler, _with_settings_of(CogVideoXDDIMScheduler, stock))
+    if name.startswith(_DDPM_TYPE):
+        return _joined(DDPMPolicyScheduler, _with_settings_of(DDIMScheduler, stock))
     raise UserError(
-        f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler and the DDPM-type "
-        f"schedulers ({', '.join(_DDPM_TYPE)})."
+        f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler, the solvers "
+        f"{', '.join(_FLOW_SOLVERS)} with use_flow_sigmas, and the DDPM-type schedulers ({', '.join(_DDPM_TYPE)})."
     )
+
+
+def _with_settings_of(kind: type, stock: Any) -> Any:
+    # Not from_config: it leaves out settings that are defaults of the stock scheduler and not of DDIM.
+    known = inspect.signature(kind).parameters
+    settings = {key: value for key, value in stock.config.items() if key in known}
+    return kind(**{"clip_sample": False, **settings})
+
+
+def _joined(seam: type[PolicyScheduler], stock: Any) -> PolicyScheduler:
+    """A copy of a scheduler with the seam's ``step``; its ``set_timesteps`` keeps the signature that pipelines read."""
+    kind = type(stock)
+
+    @functools.wraps(kind.set_timesteps)
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.set_timesteps(self, *args, **kwargs)
+        self.scheduled(kwargs.get("num_inference_steps", args[0] if args else None))
+
+    both = type(seam.__name__, (seam, kind), {"set_timesteps": set_timesteps, "__module__": __name__})
+    joined: PolicyScheduler = object.__new__(both)
+    vars(joined).update(copy.deepcopy(vars(stock)))
+    return joined

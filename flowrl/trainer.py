@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from .data import MicroBatch, plan_step, rows_for_step, sample_seed
 from .errors import RunStopped
 from .evaluation import Evaluation, Setting, evaluate
 from .files import remove_unfinished
-from .objectives import Work
+from .objectives import Seeds, Work
 from .policy import Policy
 from .preflight import Preflight, preflight
 from .reward import RewardBatch, Scores
@@ -125,7 +126,7 @@ class Trainer:
         batches = self._plan(step)
         rollouts = self._rollouts(step, batches)
         advantages, metrics = self._credit(batches, rollouts)
-        metrics |= self._update(step, rollouts, advantages)
+        metrics |= self._update(step, batches, rollouts, advantages)
         for name, decay in self._decays.items():
             self.copies[name].update(decay(step))
         self._watch(metrics)
@@ -167,7 +168,8 @@ class Trainer:
         self._accelerator.init_trackers("trackers")
         count = sum(p.numel() for p in self.parameters)
         self._console.print(
-            f"{type(self.policy.pipe).__name__}: {count:,} trainable parameters, run in {self.folder.path}"
+            f"{type(self.policy.pipe).__name__}: {count:,} trainable parameters, run in {self.folder.path}",
+            soft_wrap=True,
         )
 
     def _plan(self, step: int) -> list[MicroBatch]:
@@ -179,6 +181,7 @@ class Trainer:
             micro_batch_size=config.micro_batch_size,
             step=step,
             seed=config.seed,
+            share_initial_noise=config.policy.share_initial_noise,
         )
 
     def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> dict[int, tuple[MicroBatch, Rollout]]:
@@ -194,6 +197,7 @@ class Trainer:
                     self.policy.rollout(
                         [row.prompt for row in batch.rows],
                         seeds=batch.seeds,
+                        latent_seeds=batch.latent_seeds,
                         steps=policy.steps,
                         guidance_scale=policy.guidance_scale,
                         train_steps=train_steps if self.objective.transitions else (),
@@ -239,29 +243,36 @@ class Trainer:
         return cut, metrics
 
     def _update(
-        self, step: int, rollouts: dict[int, tuple[MicroBatch, Rollout]], advantages: dict[int, Tensor]
+        self,
+        step: int,
+        batches: Sequence[MicroBatch],
+        rollouts: dict[int, tuple[MicroBatch, Rollout]],
+        advantages: dict[int, Tensor],
     ) -> dict[str, float]:
-        """The step's optimizer updates, over the pieces of work of all processes in one global order."""
-        config, averages = self.config, _Averages()
+        """The step's optimizer updates, each from the gradients of its share of the samples of all processes."""
+        averages = parallel.Averages()
         with self._timed("update"):
-            pieces = {
-                index: self.objective.pieces(self.policy, rollout, self._generator("pieces", step, index))
-                for index, (_, rollout) in rollouts.items()
-            }
-            sizes = parallel.gather({index: (len(work), len(rollouts[index][1])) for index, work in pieces.items()})
-            order = [(index, piece) for index, (count, _) in sizes.items() for piece in range(count)]
-            random.Random(sample_seed("order", config.seed, step)).shuffle(order)
-            chunks = [order[k :: config.updates_per_step] for k in range(config.updates_per_step)]
-            for number, chunk in enumerate(chunk for chunk in chunks if chunk):
-                total = sum(sizes[index][1] for index, _ in chunk)
-                for index, piece in self._progress("update", [pair for pair in chunk if pair[0] in rollouts]):
-                    rollout = rollouts[index][1]
+            pieces = {index: self._pieces(step, batch, rollout) for index, (batch, rollout) in rollouts.items()}
+            lengths = parallel.gather({index: len(work) for index, work in pieces.items()})
+            counts = {batch.index: len(batch.rows) for batch in batches}
+            for number, share in enumerate(shares(counts, self.config.updates_per_step)):
+                total = sum((part.stop - part.start) * lengths[index] for index, part in share.items())
+                mine = [(index, piece) for index in share if index in rollouts for piece in pieces[index]]
+                for index, piece in self._progress("update", mine):
                     work = Work(advantages[index].to(self.policy.device), self.copies, on_policy=number == 0)
-                    terms = self.objective.loss(self.policy, rollout, pieces[index][piece], work)
-                    (terms.loss.sum() / total).backward()
-                    averages.add({"loss": terms.loss.detach(), **terms.metrics}, len(rollout))
+                    terms = self.objective.loss(self.policy, rollouts[index][1], piece, work)
+                    part = share[index]
+                    (terms.loss[part].sum() / total).backward()
+                    values = {"loss": terms.loss.detach(), **terms.metrics}
+                    own = {name: value[part] if value.dim() else value for name, value in values.items()}
+                    averages.add(own, part.stop - part.start)
                 averages.add({"grad_norm": self._optimize(step)}, 1)
         return averages.over_processes()
+
+    def _pieces(self, step: int, batch: MicroBatch, rollout: Rollout) -> Sequence[Any]:
+        shared = sample_seed("objective", self.config.seed, step)
+        seeds = Seeds(shared, [sample_seed("objective", seed) for seed in batch.seeds])
+        return self.objective.pieces(self.policy, rollout, seeds)
 
     def _optimize(self, step: int) -> Tensor:
         """One optimizer update from the gradients of all processes; the gradient's norm before clipping."""
@@ -269,7 +280,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         if not norm.isfinite():
             raise RunStopped(
-                f"the gradient of step {step + 1} is not finite. The weights are those of the step before. Likely "
+                f"the gradient of step {step + 1} is not finite. No weight has taken it. Likely "
                 "causes: a step of the schedule with a std near 0 is trained; float16 overflowed (write model.dtype: "
                 "bfloat16); a score is extreme (look at the rewards in metrics.jsonl)."
             )
@@ -324,7 +335,7 @@ class Trainer:
         if self._accelerator.is_main_process:
             self.folder.log(metrics)
         self._accelerator.log(metrics, step=self.counters.step)
-        self._console.print(summary_line(metrics, self.config.max_steps), highlight=False)
+        self._console.print(summary_line(metrics, self.config.max_steps), highlight=False, soft_wrap=True)
 
     def _save(self) -> None:
         if self._accelerator.is_main_process:
@@ -343,9 +354,6 @@ class Trainer:
             write_report(self.folder.path)
         self._accelerator.wait_for_everyone()
 
-    def _generator(self, *parts: int | str) -> torch.Generator:
-        return torch.Generator().manual_seed(sample_seed(self.config.seed, *parts))
-
     def _progress(self, label: str, items: Sequence[T]) -> Iterable[T]:
         hidden = self._console.quiet or not self._console.is_terminal
         return track(items, label, console=self._console, transient=True, disable=hidden)
@@ -357,40 +365,39 @@ class Trainer:
         self._seconds[name] += time.monotonic() - start
 
 
-class _Averages:
-    """Running means of metrics; a name that ends in ``max_deviation`` keeps its largest value."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = {}
-
-    def add(self, metrics: dict[str, Tensor], weight: int) -> None:
-        for name, value in metrics.items():
-            total = self._sums.setdefault(name, [0.0, 0.0])
-            number = float(value.double().mean())
-            if name.endswith("max_deviation"):
-                total[:] = [max(total[0], number), 1.0]
-            else:
-                total[0] += number * weight
-                total[1] += weight
-
-    def over_processes(self) -> dict[str, float]:
-        merged: dict[str, list[float]] = {}
-        for part in parallel.gather({parallel.rank(): self._sums}).values():
-            for name, (value, weight) in part.items():
-                total = merged.setdefault(name, [0.0, 0.0])
-                if name.endswith("max_deviation"):
-                    total[:] = [max(total[0], value), 1.0]
-                else:
-                    total[0] += value
-                    total[1] += weight
-        return {name: value / weight for name, (value, weight) in merged.items()}
-
-
 def merge_scores(parts: Sequence[Scores]) -> Scores:
     """The scores of several micro-batches as one: failures add up, the first error of a reward stays."""
     failures = {name: sum(part.failures[name] for part in parts) for name in parts[0].failures}
     errors = {name: message for part in reversed(parts) for name, message in part.errors.items()}
     return Scores(torch.cat([part.raw for part in parts]), failures, errors)
+
+
+def shares(counts: Mapping[int, int], updates: int) -> list[dict[int, slice]]:
+    """Which samples each update of a step trains on: contiguous shares, wherever the micro-batches were cut.
+
+    Args:
+        counts: samples of each micro-batch, by index, in order.
+        updates: number of updates; if there are fewer samples, there are fewer updates.
+
+    Returns:
+        For each update, the part of each micro-batch that it trains on.
+
+    >>> shares({0: 4, 1: 2}, 2)
+    [{0: slice(0, 3, None)}, {0: slice(3, 4, None), 1: slice(0, 2, None)}]
+    """
+    total = sum(counts.values())
+    bounds = [total * number // updates for number in range(updates + 1)]
+    found = []
+    for low, high in pairwise(bounds):
+        share, start = {}, 0
+        for index, count in counts.items():
+            part = slice(max(low - start, 0), min(high - start, count))
+            if part.start < part.stop:
+                share[index] = part
+            start += count
+        if share:
+            found.append(share)
+    return found
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

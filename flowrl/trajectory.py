@@ -17,7 +17,7 @@ class Transition:
 
     Attributes:
         place: where it stands in its schedule (step, timestep, sigma, sigma_next).
-        x: `[B, ...]` latents before the step, in the model's dtype.
+        x: `[B, ...]` latents before the step, as the scheduler is given them.
         x_next: `[B, ...]` latents after it. Of two recorded steps in a row, this is the same tensor as the next ``x``.
         log_prob: `[B]` log-density of ``x_next`` under the weights of the rollout, float32.
         std: std of the transition.
@@ -35,22 +35,29 @@ class Rollout:
     """A micro-batch that was sampled together, and is trained together.
 
     Attributes:
-        images: `[B, 3, H, W]` float32 in [0, 1].
-        latents: `[B, ...]` final latents, as the denoiser sees them.
+        images: `[B, 3, H, W]` float32 in [0, 1]; of a video `[B, F, 3, H, W]`.
+        latents: `[B, ...]` final latents, as the scheduler gives them.
         transitions: the steps that were recorded for training, by step index.
+        arrivals: what the step before returned, by step index: the latents with which a recorded or kept step begins.
+            The step with which the pipeline starts has none.
+        start: the step with which the pipeline started: not 0 if it started from a picture.
         places: the whole schedule, step by step.
         stds: std of every step of the schedule, whether recorded or not.
         prompts: the B prompts.
-        call: the arguments of the pipeline call, to run it again for one step.
+        latent_seeds: the B seeds of the initial noise and of whatever else the pipeline draws.
+        call: the arguments of the pipeline call, to run it again.
         memory: what frozen parts of the pipeline returned (see `flowrl.memo`).
     """
 
     images: Tensor
     latents: Tensor
     transitions: Mapping[int, Transition]
+    arrivals: Mapping[int, Tensor]
+    start: int
     places: Sequence[Place]
     stds: Sequence[float]
     prompts: Sequence[str]
+    latent_seeds: Sequence[int]
     call: Mapping[str, Any] = field(repr=False)
     memory: Any = field(repr=False)
 
@@ -63,10 +70,10 @@ class Rollout:
 
         Counted are whole storages, so a view that keeps a larger tensor alive shows.
         """
+        held = [t for entry in self.transitions.values() for t in (entry.x, entry.x_next, entry.log_prob)]
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for transition in self.transitions.values()
-            for tensor in (transition.x, transition.x_next, transition.log_prob)
+            for tensor in (*held, *self.arrivals.values())
         }
         return sum(storages.values())
 

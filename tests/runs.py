@@ -24,8 +24,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flowrl import plugins, trainer
 from flowrl import recipe as recipes
-from flowrl import trainer
 from flowrl.config import RunConfig
 from flowrl.preflight import preflight
 from flowrl.trainer import Trainer
@@ -34,13 +34,15 @@ from . import tiny
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "data" / "golden_curve.json"
-OBJECTIVES = ("grpo", "nft")
-"""Every objective; a new one is entered here, and each test over all objectives then tests it too."""
+OBJECTIVES = tuple(plugins.known("objectives"))
+"""Every objective, as the config knows them: a new one is in each test over all objectives by itself."""
 
 PROMPTS = ("a red circle", "two blue squares", "a green triangle", "three yellow stars", "a purple circle")
 EVAL_PROMPTS = ("a blue circle", "two red squares")
 CHILDREN = multiprocessing.get_context("forkserver")
 """Makes processes from a server that has imported flowrl already: they start in a moment, and share nothing with us."""
+PRELOAD = ("tests.runs", "flowrl.report", "diffusers.pipelines.stable_diffusion_3", "accelerate.state")
+"""What that server imports: all that is slow, or each process would import it again, for a second or two."""
 
 
 def reward(name: str) -> str:
@@ -153,7 +155,7 @@ def start(target: Callable[..., object], *arguments: Any, log: Path, **environme
     """
     if str(ROOT) not in sys.path:  # the process finds `tests` through it, whatever started pytest
         sys.path.append(str(ROOT))
-    CHILDREN.set_forkserver_preload(["flowrl.trainer", "diffusers.pipelines.stable_diffusion_3", "accelerate.state"])
+    CHILDREN.set_forkserver_preload(list(PRELOAD))
     process = CHILDREN.Process(target=_child, args=(target, arguments, log, environment))
     process.start()
     return process
@@ -248,9 +250,11 @@ def assert_same_run(run: Path, wanted: Path) -> None:
 
 
 def curve(model: Path, folder: Path, objective: str) -> list[dict[str, float]]:
-    """Mean reward and gradient norm of ten steps; the objective's loss is near 0 by construction, and says less."""
-    run = train(recipe(model, folder / objective, f"objective.name={objective}", "max_steps=10", "eval.every=0"))
-    return [{key: row[key] for key in ("reward/mean", "grad_norm")} for row in metrics(run) if row["step"] > 0]
+    """Mean reward, loss and gradient norm of ten steps of two large updates: on-policy, the loss of GRPO would be 0."""
+    settings = (f"objective.name={objective}", "max_steps=10", "eval.every=0", "updates_per_step=2")
+    changes = ("objective.beta=1.0",) if objective == "grpo" else ()
+    run = train(recipe(model, folder / objective, *settings, "learning_rate=0.02", *changes))
+    return [{key: row[key] for key in ("reward/mean", "loss", "grad_norm")} for row in metrics(run) if row["step"] > 0]
 
 
 def main() -> None:

@@ -223,3 +223,14 @@ def test_bundled_sets_are_plain_json():
     for name in data.bundled_prompts():
         for row in load_prompts(name):
             assert json.dumps(row.metadata) in ('{"kind": "single"}', '{"kind": "count"}', '{"kind": "relation"}')
+
+
+def test_initial_noise_is_shared_in_a_group_on_request():
+    """A sample's initial noise is its own; shared, it is one a group, and the noise of the steps is as it was."""
+    rows = [PromptRow(5, "a red circle", {}, "prompts.txt:6")] * 2
+    sizes = {"group_size": 3, "micro_batch_size": 6, "step": 0, "seed": 0}
+    (own,), (shared,) = plan_step(rows, **sizes), plan_step(rows, **sizes, share_initial_noise=True)
+    assert own.latent_seeds == own.seeds == shared.seeds
+    assert len(set(shared.latent_seeds)) == 2
+    assert shared.latent_seeds[:3] == shared.latent_seeds[:1] * 3
+    assert not set(shared.latent_seeds) & set(shared.seeds)

@@ -10,7 +10,7 @@ import torch
 
 from flowrl import kernels
 from flowrl.config import load_config
-from flowrl.objectives.base import Work
+from flowrl.objectives.base import Seeds, Work
 from flowrl.policy import Policy
 from flowrl.reward import FunctionReward, RewardBatch
 
@@ -107,7 +107,7 @@ def test_contributing_objective_runs(policy: Policy) -> None:
     """The objective in CONTRIBUTING.md weighs two equal errors by e^1 and e^0, and its loss reaches the LoRA."""
     objective = run("CONTRIBUTING.md", "class RWR(").RWR(temperature=2.0)
     rollout = policy.rollout(["a red circle"] * 2, seeds=[0, 1], steps=2, train_steps=[])
-    (piece,) = objective.pieces(policy, rollout, torch.Generator().manual_seed(0))
+    (piece,) = objective.pieces(policy, rollout, Seeds(0, [0, 1]))
     terms = objective.loss(policy, rollout, piece, Work(torch.tensor([2.0, 0.0])))
     torch.testing.assert_close(terms.loss.detach(), terms.metrics["rwr/error"] * torch.tensor([torch.e, 1.0]))
     terms.loss.mean().backward()

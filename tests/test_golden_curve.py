@@ -11,9 +11,10 @@ from . import runs
 
 @pytest.mark.parametrize("objective", runs.OBJECTIVES)
 def test_ten_steps(objective, tmp_path):
-    """Rewards and gradient norms are those of ``tests/data/golden_curve.json``; ``python -m tests.runs`` renews it."""
+    """Rewards, losses and gradient norms are those of the file that ``python -m tests.runs`` writes anew."""
     wanted = json.loads(runs.GOLDEN.read_text())[objective]
     found = runs.curve(runs.save_model(tmp_path), tmp_path, objective)
     assert len(found) == 10
     for step, (row, golden) in enumerate(zip(found, wanted, strict=True)):
-        assert row == pytest.approx(golden, rel=1e-3), f"step {step}"
+        # Another cut into micro-batches, which only rounds otherwise, moves them by up to 1e-7.
+        assert row == pytest.approx(golden, rel=1e-5, abs=2e-7), f"step {step}"

@@ -29,7 +29,7 @@ def make(name, noise_level=None):
 class AllSteps:
     """A session that looks at the whole schedule."""
 
-    only = timesteps = None
+    timestep = None
 
     def begin(self, places):
         """Nothing to prepare."""

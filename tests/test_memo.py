@@ -26,6 +26,11 @@ def encoder_calls(pipe, monkeypatch):
     return calls
 
 
+def never():
+    """Not on a walk."""
+    return False
+
+
 def counted(function, calls, name):
     """A function that counts its calls."""
 
@@ -115,13 +120,13 @@ def test_recall_keeps_what_a_rollout_used():
             raise ValueError(x)
         return [x]
 
-    remembered = memory.recall("encode", encode)
+    remembered = memory.recall("encode", encode, never)
     with pytest.raises(ValueError, match="a"):
         remembered("a")
     first = remembered("a")
     shared.clear()
     assert remembered("a") is first
-    assert Memory(shared).recall("encode", encode)("a") is not first
+    assert Memory(shared).recall("encode", encode, never)("a") is not first
     assert attempts == ["a", "a", "a"]
 
 
@@ -129,31 +134,48 @@ def test_remembered_functions_that_call_each_other():
     """Only the outer result is held; called alone, the inner one is remembered too."""
     memo, calls = Memo(), []
     memory = Memory(memo)
-    inner = memory.recall("inner", lambda x: calls.append(x) or x + 1)
-    outer = memory.recall("outer", lambda x: 2 * inner(x))
+    inner = memory.recall("inner", lambda x: calls.append(x) or x + 1, never)
+    outer = memory.recall("outer", lambda x: 2 * inner(x), never)
     assert [outer(1), outer(1)] == [4, 4]
     assert (calls, len(memo._results)) == ([1], 1)
     assert [inner(1), inner(1)] == [2, 2]
     assert (calls, len(memo._results)) == ([1, 1], 2)
 
 
-def test_initial_latents_are_exchanged():
-    """A replay gets what prepare_latents returned, with the first step's latents exchanged, call by call."""
-    noise, condition = torch.randn(2, 3), torch.randn(2, 3)
-    memory, results = Memory(Memo()), iter([(noise, condition, None), condition])
-    record = memory.record_initial(lambda: next(results))
-    record(), record()
-    memory.first = noise.clone()  # equal, not the same: a pipeline may cast it
-    assert memory.can_replace()
-    x = torch.zeros(2, 3)
-    replaced = memory.replace_initial(x)
-    first, second, third = replaced()
-    assert first is x
-    assert second is condition
-    assert third is None
-    assert replaced() is condition
-    memory.first = torch.ones(2, 3)
-    assert not memory.can_replace()
+def test_a_walk_is_answered_with_zeros():
+    """On a walk a result is zeros, shaped as it was for inputs of such shapes; other inputs are computed."""
+    memory, walking = Memory(Memo()), []
+    model = memory.walked("model", lambda x: (x + 1, [x.bfloat16()], None), lambda: bool(walking))
+    model(torch.ones(2, 3))
+    walking.append(True)
+    zero, (low,), none = model(torch.ones(2, 3))
+    assert torch.equal(zero, torch.zeros(2, 3))
+    assert (low.dtype, low.abs().max().item(), none) == (torch.bfloat16, 0.0, None)
+    assert torch.equal(model(torch.ones(1, 3))[0], torch.full((1, 3), 2.0))
+
+
+def test_a_walk_calls_nothing_that_the_loop_called():
+    """A control in the loop is remembered for the first step alone; on a walk to a later one, it does not run."""
+    memory, walking, calls = Memory(Memo()), [], []
+    control = memory.recall("control", lambda x: calls.append(1) or x + 1, lambda: bool(walking))
+    control(torch.ones(2))
+    memory.open = False
+    control(torch.zeros(2))
+    walking.append(True)
+    assert control(torch.ones(2)).tolist() == [2, 2]
+    assert control(torch.full((2,), 5.0)).tolist() == [0, 0]
+    assert len(calls) == 2
+
+
+def test_once_closed_nothing_more_is_held():
+    """Inside the denoising loop each step has inputs of its own: to hold all of them would fill the memory."""
+    memo, calls = Memo(), []
+    memory = Memory(memo)
+    control = memory.recall("control", lambda x: calls.append(x) or x, never)
+    control(1)
+    memory.open = False
+    assert [control(1), control(2), control(2)] == [1, 2, 2]
+    assert (calls, len(memo._results)) == ([1, 2, 2], 1)
 
 
 PICTURE = Image.new("RGB", (2, 1), "red")

@@ -330,9 +330,35 @@ def test_bad_arguments():
     rollout = policy.rollout(**tiny.arguments("sd3"), train_steps=[0, 2])
     with pytest.raises(UserError, match=r"step 1 was not recorded; the rollout holds \[0, 2\]"):
         policy.replay(rollout, 1)
-    rollout.memory.initial.clear()
-    with pytest.raises(UserError, match="initial noise was not found in what prepare_latents returned"):
-        policy.replay(rollout, 0)
+    with pytest.raises(UserError, match=r"step 1 was not kept; the rollout holds \[0, 2\]"):
+        policy.finish(rollout, 1)
+
+
+@pytest.mark.parametrize("pipeline", list(tiny.PIPELINES))
+def test_finish_gives_the_rollouts_pictures_with_gradients(pipeline):
+    """From a kept step on, without noise, come the rollout's own pictures, and their gradient reaches the LoRA."""
+    policy = tiny.policy(pipeline, FITTING[pipeline])
+    rollout = policy.rollout(**tiny.arguments(pipeline), train_steps=(), noise_steps=[0, 1], keep_steps=[3])
+    pictures = policy.finish(rollout, 3)
+    torch.testing.assert_close(pictures.detach(), rollout.images, rtol=0, atol=1e-6)
+    pictures.mean().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters.values())
+    with torch.no_grad():
+        whole = policy.finish(rollout, 0)
+    assert (whole - rollout.images).abs().max() > 1e-3  # the noise of steps 0 and 1 is missing
+
+
+def test_what_depends_on_the_number_of_a_step_is_the_same_in_a_replay():
+    """SD3's skip-layer guidance works on a part of the schedule: with it and without, the ratio is exactly 1."""
+    policy = tiny.policy("sd3", "flow_sde")
+    guidance = {"skip_guidance_layers": [0], "skip_layer_guidance_start": 0.3, "skip_layer_guidance_stop": 0.7}
+    rollout = policy.rollout(**tiny.arguments("sd3"), **guidance)
+    calls = []
+    for step, transition in rollout.transitions.items():
+        before = policy.denoiser_calls
+        assert torch.equal(policy.replay(rollout, step).log_prob, transition.log_prob)
+        calls.append(policy.denoiser_calls - before)
+    assert calls == [4, 4, 6, 6]  # two samples, with and without a prompt, and without the layer
 
 
 def test_bad_components():

@@ -1,11 +1,14 @@
 """Tests of `flowrl.scheduler`: the schedule is the pipeline's own, and the session decides what a step does."""
 
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import (
+    CogVideoXDDIMScheduler,
+    CogVideoXDPMScheduler,
     DDIMScheduler,
     DDPMScheduler,
     DPMSolverMultistepScheduler,
@@ -23,6 +26,8 @@ from flowrl.kernels import DDPMPlace, FlowPlace
 from flowrl.policy import SeededNoise
 from flowrl.scheduler import (
     DDPMPolicyScheduler,
+    Done,
+    Finishing,
     FlowPolicyScheduler,
     Probing,
     Recording,
@@ -158,7 +163,6 @@ def test_ddim_schedule_is_the_pipelines_own(stock):
     [
         (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler cannot be turned into a policy"),
         (LCMScheduler(), "LCMScheduler cannot be turned into a policy"),
-        (DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"), "cannot be turned"),
         (FLOW(stochastic_sampling=True), "with stochastic_sampling"),
         (FLOW(invert_sigmas=True), "invert_sigmas"),
         (object(), "object cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler"),
@@ -229,35 +233,114 @@ def test_recorded_log_prob_is_that_of_the_stored_dtype():
 
 @pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
 @pytest.mark.parametrize("step", [0, 2, 3])
-def test_replaying_shows_one_step(stock, step):
-    """The pipeline sees the timestep of the recorded step alone, and `step` evaluates the recorded x_next there."""
+def test_replaying_walks_to_its_step(stock, step):
+    """The pipeline sees the whole schedule, without models on the way, gets the recorded x there, and is cut short."""
     kernel = kernels.ddim() if isinstance(stock, DDIMScheduler) else kernels.flow_sde()
     session = recording(kernel)
     scheduler = ready(stock, 5, session)
-    x, timesteps = torch.randn(2, 4), scheduler.timesteps
+    x = start = torch.randn(2, 4)
     output = torch.randn(2, 4)
-    for timestep in timesteps:
+    for timestep in scheduler.timesteps:
         x = scheduler.step(output, timestep, x).prev_sample
     transition = session.transitions[step]
 
-    replaying = Replaying(kernel, transition)
+    replaying = Replaying(kernel, transition, session.arrivals.get(step))
     shown = ready(stock, 5, replaying)
-    assert shown.timesteps.tolist() == timesteps[step : step + 1].tolist()
-    back = shown.step(output, shown.timesteps[0], transition.x, return_dict=False)[0]
-    assert back is transition.x_next
+    assert shown.timesteps.tolist() == scheduler.timesteps.tolist()
+    x = start
+    for before in range(step):
+        assert replaying.walking
+        x = shown.step(torch.zeros(2, 4), shown.timesteps[before], x, return_dict=False)[0]
+    assert not replaying.walking
+    assert torch.equal(x, transition.x)
+    with pytest.raises(Done):
+        shown.step(output, shown.timesteps[step], x)
     assert torch.equal(replaying.log_prob, transition.log_prob)
     assert replaying.model_output is output
 
 
+@pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15, clip_sample=False)], ids=["flow", "ddim"])
+def test_finishing_goes_on_without_noise(stock):
+    """From the step that was walked to, each step is the deterministic one, to the end, with gradients."""
+    kernel = kernels.ddim() if isinstance(stock, DDIMScheduler) else kernels.flow_sde()
+    session = recording(kernel, train_steps=(), noise_steps=[0, 1], keep_steps=[2])
+    scheduler = ready(stock, 4, session)
+    x = start = torch.randn(2, 4)
+    output = torch.randn(2, 4)
+    for timestep in scheduler.timesteps:
+        x = scheduler.step(output, timestep, x).prev_sample
+    finishing = Finishing(kernel, 2, session.arrivals[2])
+    again, y = ready(stock, 4, finishing), start
+    traced = output.clone().requires_grad_()
+    for step, timestep in enumerate(again.timesteps):
+        assert finishing.walking == (step < 2)
+        y = again.step(torch.zeros(2, 4) if step < 2 else traced, timestep, y).prev_sample
+    assert torch.equal(y, x)
+    y.sum().backward()
+    assert traced.grad.abs().min() > 0
+
+
+def test_arrivals_are_what_the_step_before_returned():
+    """The latents themselves, unless the pipeline changes them between two steps (as inpainting does)."""
+    session = recording()
+    scheduler, x = ready(FLOW(shift=3.0), 3, session), torch.randn(2, 4)
+    first = scheduler.step(x, scheduler.timesteps[0], x).prev_sample
+    scheduler.step(x, scheduler.timesteps[1], first + 1)
+    assert 0 not in session.arrivals
+    assert session.arrivals[1] is first
+    assert torch.equal(session.transitions[1].x, first + 1)
+    assert session.transitions[0].x_next is first
+
+
 @pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
-@pytest.mark.parametrize("levels", [[300], [[300, 700]]], ids=["shared", "one a sample"])
-def test_probing_shows_the_callers_timesteps(stock, levels):
-    """The pipeline sees the timestep that was asked for, and the latents stay as they are."""
-    probing, output, x = Probing(torch.tensor(levels)), torch.randn(2, 4), torch.randn(2, 4)
-    scheduler = ready(stock, 5, probing)
-    assert scheduler.timesteps.tolist() == levels
-    assert scheduler.step(output, scheduler.timesteps[0], x, return_dict=False)[0] is x
+@pytest.mark.parametrize("level", [300, [300, 700]], ids=["shared", "one a sample"])
+@pytest.mark.parametrize("start", [0, 3], ids=["from noise", "from a picture"])
+def test_probing_shows_the_callers_timestep(stock, level, start):
+    """The pipeline walks one step, sees the timestep that was asked for, and is cut short with its output."""
+    output, x, x_t = torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 4)
+    probing = Probing(torch.tensor(level), x_t)
+    scheduler = ready(stock, 4, probing)
+    shown = scheduler.timesteps[start:]  # as a pipeline that starts from a picture cuts them
+    assert probing.walking
+    assert scheduler.step(torch.zeros(2, 4), shown[0], x, return_dict=False)[0] is x_t
+    assert not probing.walking
+    assert shown[1].tolist() == level
+    with pytest.raises(Done):
+        scheduler.step(output, shown[1], x_t)
     assert probing.model_output is output
+
+
+FLOW_SOLVERS = [
+    UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+    DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # diffusers', under numpy 2
+@pytest.mark.parametrize("stock", FLOW_SOLVERS, ids=lambda stock: type(stock).__name__)
+def test_flow_solvers_keep_their_schedule(stock):
+    """A multistep solver set to flow matching becomes Euler on its own timesteps and sigmas, with finite noise."""
+    ours = ready(stock, 6)
+    stock.set_timesteps(6, "cpu")
+    assert isinstance(ours, FlowPolicyScheduler)
+    assert isinstance(ours, type(stock))
+    assert torch.equal(ours.timesteps, stock.timesteps)
+    assert torch.equal(ours.sigmas, stock.sigmas)
+    assert inspect.signature(ours.set_timesteps) == inspect.signature(stock.set_timesteps)
+    x, v = torch.randn(2, 4), torch.randn(2, 4)
+    mean, _ = kernels.ode()(x, v, ours.places[2])
+    torch.testing.assert_close(mean, x + (stock.sigmas[3] - stock.sigmas[2]) * v)
+    stds = [kernels.flow_sde(0.7).std(place) for place in ours.places]
+    assert 0 < stds[0] < 2
+
+
+def test_cogvideox_keeps_its_own_signal_shares():
+    """Its schedule is rescaled to no signal at the start; DDIM with the same betas would have another."""
+    for stock in (CogVideoXDDIMScheduler(snr_shift_scale=3.0), CogVideoXDPMScheduler(snr_shift_scale=3.0)):
+        ours = ready(stock, 5)
+        stock.set_timesteps(5)
+        assert torch.equal(ours.timesteps, stock.timesteps)
+        assert [place.alpha_cumprod for place in ours.places] == stock.alphas_cumprod[stock.timesteps].tolist()
 
 
 def test_timestep_of_a_noise_level():

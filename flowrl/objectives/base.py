@@ -1,7 +1,7 @@
 """The contract between the trainer and an objective.
 
 The trainer samples micro-batches, scores them, and asks the objective for *work*: pieces that are one forward and
-backward pass each. It shuffles the pieces of all micro-batches, and for each calls `Objective.loss`. It knows no
+backward pass each. For each it calls `Objective.loss`, and it adds up the gradients of all micro-batches. It knows no
 objective by name; what an objective needs, it declares.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -37,6 +36,19 @@ class Terms(NamedTuple):
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Where an objective's random numbers come from: however the samples are cut into micro-batches, they are the same.
+
+    Attributes:
+        step: one for all samples of the step.
+        samples: B, one for each sample of the micro-batch.
+    """
+
+    step: int
+    samples: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -74,13 +86,13 @@ class Objective(ABC):
         """Refuse options that do not fit a schedule of ``steps`` steps, before any weights load."""
 
     @abstractmethod
-    def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[Any]:
-        """Cut a micro-batch into pieces of work.
+    def pieces(self, policy: Policy, rollout: Rollout, seeds: Seeds) -> Sequence[Any]:
+        """Cut a micro-batch into pieces of work; every micro-batch of a step into as many.
 
         Args:
             policy: the policy.
             rollout: a micro-batch.
-            generator: a CPU generator; its state depends on run seed, step and micro-batch alone.
+            seeds: of everything random in the pieces.
         """
 
     @abstractmethod

@@ -47,7 +47,7 @@ class GRPO(base.Objective):
         """Set the options, see `GRPOOptions`."""
         self.options = GRPOOptions(**options)
 
-    def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[int]:
+    def pieces(self, policy: Policy, rollout: Rollout, seeds: base.Seeds) -> Sequence[int]:
         """The recorded steps."""
         return sorted(rollout.transitions)
 

@@ -74,21 +74,21 @@ class NFT(base.Objective):
                 f"objective.times: {self.options.times} noise levels a sample, but policy.steps is {steps}."
             )
 
-    def pieces(self, policy: Policy, rollout: Rollout, generator: torch.Generator) -> Sequence[Noising]:
+    def pieces(self, policy: Policy, rollout: Rollout, seeds: base.Seeds) -> Sequence[Noising]:
         """Noise levels of the rollout's schedule: ``times`` different ones a sample, in random order.
 
-        Samples of a piece have levels of their own where the pipeline takes them (without guidance), else they share.
+        Samples have levels of their own where the pipeline takes them (without guidance), else those of the step.
         """
         if not all(isinstance(place, FlowPlace) for place in rollout.places):
             raise UserError("objective nft needs a flow-matching model; for DDPM-type models write objective: grpo.")
         levels = torch.tensor([place.sigma for place in rollout.places])
-        rows = len(rollout) if policy.takes_sigma_per_sample else 1
-        order = torch.rand(rows, len(levels), generator=generator).argsort(dim=1)[:, : self.options.times]
-        latents = rollout.latents
+        latents, own = rollout.latents, [torch.Generator().manual_seed(seed) for seed in seeds.samples]
+        drawing = own if policy.takes_sigma_per_sample else [torch.Generator().manual_seed(seeds.step)]
+        drawn = [levels[torch.randperm(len(levels), generator=g)[: self.options.times]] for g in drawing]
         pieces = []
-        for column in levels[order].T:
-            eps = torch.randn(latents.shape, generator=generator).to(latents.device)
-            pieces.append(Noising((column if rows > 1 else column[0]).to(latents.device), eps))
+        for sigma in torch.stack(drawn).T:  # `[B]`, or `[1]` that all samples share
+            eps = torch.stack([torch.randn(latents.shape[1:], generator=g) for g in own])
+            pieces.append(Noising(sigma.squeeze(0).to(latents.device), eps.to(latents.device)))
         return pieces
 
     def loss(self, policy: Policy, rollout: Rollout, piece: Noising, work: base.Work) -> base.Terms:
@@ -97,9 +97,12 @@ class NFT(base.Objective):
         x_0, sigma = rollout.latents.float(), piece.sigma
         level = sigma.view(-1, *[1] * (x_0.dim() - 1))
         x_t = (1 - level) * x_0 + level * piece.eps
-        with torch.no_grad(), work.copies["old"].active():
-            v_old = policy.predict(rollout, x_t, sigma).float()
-        v = policy.predict(rollout, x_t, sigma).float()
+        v, old = policy.predict(rollout, x_t, sigma).float(), work.copies["old"]
+        if old.is_current():  # so is its prediction, without another model call
+            v_old = v.detach()
+        else:
+            with torch.no_grad(), old.active():
+                v_old = policy.predict(rollout, x_t, sigma).float()
         probability = optimality(work.advantages, options.advantage_clip)
         positive, negative = implicit_errors(v, v_old, x_t, x_0, level, options.beta)
         loss = options.advantage_clip * (probability * positive + (1 - probability) * negative) / options.beta
