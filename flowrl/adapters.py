@@ -32,7 +32,7 @@ ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 """Layers that PEFT can give a LoRA; quantised linear layers are subclasses."""
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-"""LoRA targets where none are given: the attention projections, by diffusers' names, that the model has."""
+"""The attention projections by diffusers' names: LoRA targets where none are given (see `default_targets`)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LoRA:
     Attributes:
         rank: r, at least 1.
         alpha: the adapter's output is scaled by alpha / r.
-        targets: ends of module names; None takes the attention projections that the model has.
+        targets: ends of module names; None takes those of `default_targets`.
         seed: of the initial A matrices; B starts at 0, so the adapted model starts as the base.
     """
 
@@ -63,7 +63,7 @@ def add_lora(module: nn.Module, lora: LoRA) -> None:
     if lora.rank < 1:
         raise UserError(f"the LoRA's rank is {lora.rank}; wanted at least 1.")
     names = [name for name, part in module.named_modules() if isinstance(part, ADAPTABLE)]
-    targets = lora.targets or tuple(target for target in ATTENTION if _matches(target, names))
+    targets = lora.targets or default_targets(module)
     missing = [target for target in targets if not _matches(target, names)]
     if missing or not targets:
         ends = sorted({_end(name) for name, part in module.named_modules() if isinstance(part, nn.Linear)})
@@ -82,6 +82,31 @@ def add_lora(module: nn.Module, lora: LoRA) -> None:
         torch.manual_seed(lora.seed)
         inject_adapter_in_model(config, module, adapter_name=ADAPTER)
     _to_float32(module)
+
+
+def default_targets(module: nn.Module) -> tuple[str, ...]:
+    """The layers that get a LoRA where nobody names any; none if the model has no layer to speak of.
+
+    The attention projections by diffusers' names; of a model that has none of these, the linear layers inside of
+    attention by the names of the modules around them; else every linear layer of the repeated blocks.
+
+    >>> default_targets(nn.ModuleDict({"self_attn": nn.ModuleDict({"query": nn.Linear(2, 2)}), "mlp": nn.Linear(2, 2)}))
+    ('self_attn.query',)
+    """
+    names = [name for name, part in module.named_modules() if isinstance(part, ADAPTABLE)]
+    usual = tuple(target for target in ATTENTION if _matches(target, names))
+    if usual:
+        return usual
+    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    blocks = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.ModuleList)]
+    repeated = tuple(f"{name}." for name, part in blocks if len(part) > 1)
+    return tuple(filter(_in_attention, linear)) or tuple(name for name in linear if name.startswith(repeated))
+
+
+def _in_attention(name: str) -> bool:
+    """Whether a path leads into attention, but not into a norm beside it, whose layers modulate."""
+    path = name.lower()
+    return ("attn" in path or "attention" in path) and "norm" not in path
 
 
 def take_lora(module: nn.Module) -> None:
@@ -137,6 +162,11 @@ def _end(name: str) -> str:
 def adapter_layers(module: nn.Module) -> list[BaseTunerLayer]:
     """Every layer of a module that carries an adapter."""
     return [part for part in module.modules() if isinstance(part, BaseTunerLayer)]
+
+
+def adapted(module: nn.Module) -> set[str]:
+    """The ends of the names of a module's layers that carry an adapter."""
+    return {_end(name) for name, part in module.named_modules() if isinstance(part, BaseTunerLayer)}
 
 
 def has_adapters(module: nn.Module) -> bool:

@@ -36,6 +36,7 @@ from .files import write_json
 from .plugins import nearest
 from .policy import Policy
 from .preflight import preflight
+from .preset import resolve
 from .run import environment
 from .timing import Measure, Pair, measure_pairs, table
 from .trainer import Trainer, choose_steps
@@ -57,7 +58,7 @@ class Bench:
 
     def __init__(self, config: RunConfig, repeats: int = 9) -> None:
         """Measure the run that ``config`` describes; nothing is written to its output folder."""
-        self.config, self.repeats = config, repeats
+        self.config, self.repeats = resolve(config).config, repeats
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -73,8 +74,9 @@ class Bench:
     def call(self) -> dict[str, Any]:
         """What a rollout and a plain call of the pipeline have in common, but for prompts and seeds."""
         policy = self.config.policy
-        size = {name: value for name in ("height", "width") if (value := getattr(policy, name)) is not None}
-        return {"guidance_scale": policy.guidance_scale, **policy.call, **size}
+        names = ("guidance_scale", "height", "width")
+        given = {name: value for name in names if (value := getattr(policy, name)) is not None}
+        return {**policy.call, **given}
 
     def prompts(self, repetition: int) -> list[str]:
         """The prompts of a micro-batch: new ones, which no memory holds yet, as long as the run's list has such."""

@@ -71,8 +71,11 @@ def train(
 ) -> None:
     """Train a LoRA. Several processes: accelerate launch --num_processes N -m flowrl train ..."""
     from .config import load_config
+    from .launch import start_missing_processes
 
-    _where_it_lies(_train(load_config(config, overrides or []), resume))
+    recipe = load_config(config, overrides or [])
+    start_missing_processes()
+    _where_it_lies(_train(recipe, resume))
 
 
 @app.command()

@@ -81,17 +81,36 @@ class ModelConfig(Section):
     """Which generator is trained."""
 
     path: str
-    """A bundled name, a folder in diffusers' format or a hub id such as ``stabilityai/stable-diffusion-3.5-medium``."""
+    """A bundled name, a folder in diffusers' format, a hub id such as ``stabilityai/stable-diffusion-3.5-medium``, or a
+    ``.safetensors`` checkpoint, which needs ``pipeline`` too."""
+    pipeline: str | None = None
+    """The class, such as ``StableDiffusionXLPipeline``; null is the one that ``model_index.json`` names."""
+    configs: str | None = None
+    """For a checkpoint in one file: a folder or hub id in diffusers' format that has its configs and tokenizers; null
+    lets diffusers choose one by the weights."""
     loader: str = "auto"
     """What loads it: ``auto``, an entry point of ``flowrl.pipelines``, ``module:object`` or ``file.py:object``."""
+    preset: str = "auto"
+    """Where settings come from that the recipe leaves out: ``auto`` is the preset of the class, ``none`` the pipeline's
+    own defaults, and ``module:object`` or ``file.py:object`` a preset of yours."""
     revision: str | None = None
-    """The hub's commit, branch or tag."""
+    """The hub's commit, branch or tag; a run is pinned to the commit, which its ``config.yaml`` names."""
+    trust_remote_code: bool = False
+    """Run Python code that the model brings along; read it first."""
+    trainable: list[str] | None = None
+    """Components that are trained, such as ``[transformer]``; null is every denoiser of the pipeline."""
     dtype: DType = "float32"
     """The precision of the frozen weights; the LoRA is always float32."""
+    vae_dtype: DType | None = None
+    """The precision of the VAE; null is ``dtype``."""
 
 
 class PolicyConfig(Section):
-    """How pictures are drawn while training."""
+    """How pictures are drawn while training.
+
+    What a recipe leaves out here, the preset of the model's class sets (see `flowrl.preset`); the defaults below are
+    those of models without one.
+    """
 
     kernel: KernelName = "flow_sde"
     """The transition kernel, a function of ``flowrl.kernels``."""
@@ -99,8 +118,9 @@ class PolicyConfig(Section):
     """The kernel's noise strength; 0 is the stock deterministic sampler."""
     steps: Count = 10
     """Denoising steps of a rollout."""
-    guidance_scale: Annotated[float, Field(ge=0)] = 1.0
-    """Classifier-free (or embedded) guidance of a rollout; 1 is off for pipelines with classifier-free guidance."""
+    guidance_scale: Annotated[float, Field(ge=0)] | None = None
+    """Classifier-free (or embedded) guidance of a rollout; 1 is off for pipelines with classifier-free guidance, null
+    is the pipeline's own default."""
     train_steps: Literal["all"] | int | list[int] = "all"
     """``all``, a list of indices from 0 (noisiest), or the length of a window that is drawn anew each time."""
     share_initial_noise: bool = False

@@ -21,7 +21,6 @@ from . import plugins
 from .config import Plugin, RewardOptions, RunConfig
 from .data import load_prompts
 from .errors import UserError
-from .models import find_model
 from .preflight import (
     check_disk,
     check_launcher,
@@ -31,6 +30,7 @@ from .preflight import (
     make_objective,
     make_rewards,
 )
+from .preset import resolve
 
 State = Literal["ok", "note", "FAIL"]
 
@@ -115,8 +115,14 @@ def plug_ins() -> Iterator[Finding]:
 def check_recipe(config: RunConfig) -> Iterator[Finding]:
     """Every check of `flowrl.preflight` that does not depend on the state of the output folder."""
     yield _attempt("recipe", "launcher", lambda: check_launcher(config.model))
-    yield _attempt("recipe", "model", lambda: find_model(config.model))
-    yield _attempt("recipe", "disk", lambda: check_disk(config, find_model(config.model)))
+    try:
+        resolved = resolve(config)
+    except UserError as error:
+        yield Finding("recipe", "model", "FAIL", str(error))
+    else:
+        config = resolved.config
+        yield Finding("recipe", "model", "ok", resolved.line() if resolved.preset else "")
+        yield _attempt("recipe", "disk", lambda: check_disk(config, resolved.files.place))
     yield _attempt("recipe", "advantage", lambda: make_advantage(config.advantage))
     yield _attempt("recipe", "objective", lambda: _objective_and_kernel(config, config.objective))
     yield _attempt("recipe", "prompts", lambda: load_prompts(config.prompts))

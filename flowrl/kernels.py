@@ -35,6 +35,8 @@ from torch import Tensor
 from .errors import UserError
 
 Reduction = Literal["mean", "sum"]
+Prediction = Literal["flow", "epsilon", "v_prediction", "sample"]
+"""What a model's output is: the velocity ``eps - x_0``; or of a DDPM-type model the noise, the DDPM velocity, x_0."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,41 @@ def kl(mean: Tensor, mean_reference: Tensor, std: Tensor, reduction: Reduction =
     tensor([0.2500])
     """
     return _reduce(0.5 * ((mean - mean_reference) / std).square(), reduction)
+
+
+def noised(x_0: Tensor, eps: Tensor, sigma: Tensor, prediction: Prediction = "flow") -> Tensor:
+    """The forward process, ``a x_0 + sigma eps``: ``a`` is ``1 - sigma`` for flow models, else ``sqrt(1 - sigma^2)``.
+
+    Args:
+        x_0: `[B, ...]` clean latents.
+        eps: `[B, ...]` standard normal noise.
+        sigma: noise share in [0, 1], in a shape that broadcasts over ``x_0``.
+        prediction: what the model predicts.
+
+    >>> noised(torch.ones(1), torch.zeros(1), torch.tensor(0.6)), noised(*torch.eye(2), torch.tensor(0.6), "epsilon")
+    (tensor([0.4000]), tensor([0.8000, 0.6000]))
+    """
+    return _signal(sigma, prediction) * x_0 + sigma * eps
+
+
+def clean(x_t: Tensor, model_output: Tensor, sigma: Tensor, prediction: Prediction = "flow") -> Tensor:
+    """The clean latents ``x_0`` that a model's output stands for; linear in the output.
+
+    ``x_t - sigma v`` for flow models, ``(x_t - sigma eps) / a`` and ``a x_t - sigma v`` with ``a = sqrt(1 - sigma^2)``
+    for DDPM-type models.
+
+    >>> clean(torch.tensor([1.4]), torch.tensor([1.0]), torch.tensor(0.6), "epsilon")
+    tensor([1.0000])
+    """
+    if prediction == "sample":
+        return model_output
+    if prediction == "epsilon":
+        return (x_t - sigma * model_output) / _signal(sigma, prediction)
+    return (1.0 if prediction == "flow" else _signal(sigma, prediction)) * x_t - sigma * model_output
+
+
+def _signal(sigma: Tensor, prediction: Prediction) -> Tensor:
+    return 1 - sigma if prediction == "flow" else (1 - sigma.square()).sqrt()
 
 
 def _reduce(values: Tensor, reduction: Reduction) -> Tensor:

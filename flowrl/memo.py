@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -55,16 +56,25 @@ class Memory:
         open: results are remembered; closed once the denoising loop runs, where each step has inputs of its own.
     """
 
-    def __init__(self, shared: Memo) -> None:
-        """Share results with other rollouts through ``shared``; keep alive those that this one used."""
+    def __init__(self, shared: Memo, stem: Memory | None = None, times: int = 1) -> None:
+        """Share results with other rollouts through ``shared``; keep alive those that this one used.
+
+        Args:
+            shared: results of all rollouts.
+            stem: of a rollout of the same calls with fewer samples, which knows the shapes of what a walk answers.
+            times: how many times as many samples there are here.
+        """
         self._shared = shared
         self._used: dict[Key, Any] = {}
         self._blanks: dict[tuple[str, tuple[Any, ...]], Any] = {}
+        self._answers: dict[tuple[str, int], Any] = {}
+        self._foreseen = {} if stem is None else {call: grown(blank, times) for call, blank in stem._answers.items()}
         self._inside = False
         self.open = True
 
     def recall(self, name: str, function: Callable[..., Any], walking: Callable[[], bool]) -> Callable[..., Any]:
         """A function that answers from memory where it can, and with zeros where ``walking`` says so."""
+        answered = self.walked(name, function, walking)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
             self._inside = True
@@ -77,35 +87,77 @@ class Memory:
             if self._inside:  # the caller's result is remembered: to keep this one too would hold it twice
                 return function(*args, **kwargs)
             key = (name, digest((args, kwargs)))
-            if key in self._used:
-                return self._used[key]
-            if self.open:
+            if self.open and key not in self._used:
                 self._used[key] = self._shared.get(key, lambda: compute(*args, **kwargs))
-                return self._used[key]
-            return self.walked(name, function, walking)(*args, **kwargs)
+            if key in self._used:
+                return _fresh(self._used[key])
+            return answered(*args, **kwargs)
 
         return remembered
 
     def walked(self, name: str, function: Callable[..., Any], walking: Callable[[], bool]) -> Callable[..., Any]:
         """A function whose result is zeros where ``walking`` says so, shaped as it was for inputs of such shapes."""
+        calls = count()
 
         def answered(*args: Any, **kwargs: Any) -> Any:
-            key = (name, shapes((args, kwargs)))
-            if walking() and key in self._blanks:
-                return mapped(self._blanks[key], lambda blank: blank.clone())
+            self.open = False  # what is called on the way has inputs of its own at each step
+            key, call = (name, shapes((args, kwargs))), (name, next(calls))
+            blank = self._blanks.get(key, self._foreseen.get(call)) if walking() else None
+            if blank is not None:
+                self._blanks[key] = self._answers[call] = blank
+                return mapped(blank, lambda zero: zero.clone())
             result = function(*args, **kwargs)
-            # Without storage: an expanded number.
-            self._blanks[key] = mapped(
-                result, lambda t: torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape)
-            )
+            if _blankable(result):  # and not state that later steps read, such as a cache of keys and values
+                self._blanks[key] = self._answers[call] = mapped(result, lambda tensor: _zero(tensor, tensor.shape))
             return result
 
         return answered
 
 
-def _expanded_zero(like: Tensor) -> Tensor:
-    """Zeros of a tensor's shape that take no memory."""
-    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
+def _zero(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Zeros of a shape, of the type of a tensor, that take no memory."""
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(*shape)
+
+
+def grown(blank: Any, times: int) -> Any:
+    """What a model that answered with such zeros answers for ``times`` as many samples.
+
+    Samples are rows of a tensor, or the tensors of a list.
+
+    >>> grown((torch.zeros(2, 3), None), 2)[0].shape, len(grown([torch.zeros(3)], 2))
+    (torch.Size([4, 3]), 2)
+    """
+    if isinstance(blank, list):
+        return [part for part in blank for _ in range(times)]
+    if isinstance(blank, Tensor):
+        return _zero(blank, [times * size if axis == 0 else size for axis, size in enumerate(blank.shape)])
+    if isinstance(blank, tuple):
+        parts = [grown(part, times) for part in blank]
+        return type(blank)(*parts) if hasattr(blank, "_fields") else tuple(parts)
+    if isinstance(blank, Mapping):
+        items = {key: grown(part, times) for key, part in blank.items()}
+        return items if type(blank) is dict else type(blank)(**items)
+    return blank
+
+
+def _blankable(value: Any) -> bool:
+    """Whether nested containers hold nothing but tensors and constants, so that zeros can stand for them.
+
+    >>> _blankable((torch.ones(2), None, {"a": [1.0]})), _blankable((torch.ones(2), object()))
+    (True, False)
+    """
+    if isinstance(value, Mapping):
+        return all(map(_blankable, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_blankable, value))
+    return value is None or isinstance(value, (Tensor, bool, int, float, str))
+
+
+def _fresh(value: Any) -> Any:
+    """A result in lists and dictionaries of its own: some pipelines write into those that they are given."""
+    if type(value) in (list, tuple):
+        return type(value)(_fresh(part) for part in value)
+    return {key: _fresh(part) for key, part in value.items()} if type(value) is dict else value
 
 
 def digest(value: Any) -> str:
@@ -167,8 +219,9 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         parts = [mapped(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, Mapping):  # diffusers' outputs too: dictionaries whose keys are fields
-        return type(value)(**{key: mapped(part, change) for key, part in value.items()})
+    if isinstance(value, Mapping):
+        items = {key: mapped(part, change) for key, part in value.items()}
+        return items if type(value) is dict else type(value)(**items)  # diffusers' outputs: their keys are fields
     return value
 
 
@@ -217,12 +270,14 @@ def frozen_callables(pipe: Any, trainable: Sequence[str]) -> dict[str, Callable[
 
     These are the forward passes of every module that is not trained, but for the VAE: of that, its ``encode``; and
     ``encode_prompt`` as a whole, if no text encoder is trained, which spares the tokenizer too. The safety checker is
-    left alone: it sees finished pictures, which a replay does not make.
+    left alone: it sees finished pictures, which a replay does not make. So is a module that holds trained weights, such
+    as a control net that shares layers with the denoiser.
     """
     modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    trained = {id(weight) for name in trainable for weight in modules[name].parameters()}
     found: dict[str, Callable[..., Any]] = {}
     for name, module in modules.items():
-        if name in trainable or name == "safety_checker":
+        if name in trainable or name == "safety_checker" or any(id(w) in trained for w in module.parameters()):
             continue
         method = "forward"
         if hasattr(module, "encode") and hasattr(module, "decode"):

@@ -28,10 +28,21 @@ from torch import Tensor, nn
 from . import memo
 from .adapters import LoRA, adapters_off, add_lora, export_lora, take_lora, trainable_parameters
 from .errors import UserError
-from .kernels import Kernel, Reduction
+from .kernels import Kernel, Prediction, Reduction
 from .memo import Memo, Memory
-from .scheduler import DDPMPolicyScheduler, Done, Finishing, Probing, Recording, Replaying, Session, policy_scheduler
-from .trajectory import Rollout, own
+from .scheduler import (
+    DDPMPolicyScheduler,
+    Done,
+    Finishing,
+    FlowPolicyScheduler,
+    Probing,
+    Recording,
+    Replaying,
+    Session,
+    Steps,
+    policy_scheduler,
+)
+from .trajectory import Rollout, own, spread
 
 DEFAULT_LORA = LoRA()
 DENOISERS = ("transformer", "unet", "prior")
@@ -53,6 +64,11 @@ class Replay:
     mean: Tensor
     std: Tensor
     model_output: Tensor
+
+    def spread(self, rows: int) -> Replay:
+        """The same for ``rows`` samples that share the transitions of fewer, side by side."""
+        log_prob, mean = spread(self.log_prob, rows), spread(self.mean, rows)
+        return Replay(log_prob, mean, self.std, spread(self.model_output, rows))
 
 
 class Policy:
@@ -93,6 +109,8 @@ class Policy:
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):
                 part.eval()
+                if getattr(part, "_supports_gradient_checkpointing", False) and not hasattr(part, "gradient_checkpointing"):
+                    part.gradient_checkpointing = False  # read with gradients on, but not set, by Z-Image's control net
                 if name not in self.modules:
                     part.requires_grad_(False)
         for module in self.modules.values():
@@ -105,6 +123,7 @@ class Policy:
         self._session: Session | None = None
         self._batch_doubled = False
         self._memo = Memo()
+        self._processors: list[tuple[Any, Any]] = []
         self._arguments = inspect.signature(type(pipe).__call__).parameters
 
     @property
@@ -117,6 +136,14 @@ class Policy:
         """The dtype of the base model; adapters are float32."""
         module = next(iter(self.modules.values()))
         return next(p for p in module.parameters() if not p.requires_grad).dtype
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the model's output is."""
+        if isinstance(self._scheduler, FlowPolicyScheduler):
+            return "flow"
+        kind: Prediction = self._scheduler.config.prediction_type
+        return kind
 
     @property
     def takes_sigma_per_sample(self) -> bool:
@@ -136,8 +163,8 @@ class Policy:
         seeds: Sequence[int],
         steps: int,
         guidance_scale: float | None = None,
-        train_steps: Collection[int] | str = "all",
-        noise_steps: Collection[int] | str = "all",
+        train_steps: Steps = "all",
+        noise_steps: Steps = "all",
         keep_steps: Collection[int] = (),
         latent_seeds: Sequence[int] | None = None,
         **call: Any,
@@ -149,8 +176,9 @@ class Policy:
             seeds: B seeds of the samples' noise.
             steps: length of the schedule.
             guidance_scale: the pipeline's; None leaves it at the pipeline's default.
-            train_steps: steps to record; ``"all"`` records every step that can be trained, none for ``()``.
-            noise_steps: steps that are stochastic; ``()`` samples the ODE.
+            train_steps: steps to record; ``"all"`` records every step that can be trained, none for ``()``. A function
+                chooses them when the schedule is known, see `flowrl.selection`.
+            noise_steps: steps that are stochastic, in the same forms; ``()`` samples the ODE.
             keep_steps: further steps whose latents are kept, for `finish`.
             latent_seeds: B seeds of the initial noise; by default ``seeds``. Equal ones share the initial noise.
             call: further arguments of the pipeline, such as ``height`` or ``negative_prompt``.
@@ -161,23 +189,51 @@ class Policy:
         initial = list(seeds if latent_seeds is None else latent_seeds)
         if not len(prompts) == len(seeds) == len(initial):
             raise UserError(f"{len(prompts)} prompts came with {len(seeds)} seeds and {len(initial)} latent_seeds.")
-        arguments = self._call(prompts, steps, guidance_scale, call)
-        noise = SeededNoise(seeds)
         session = Recording(
             self.kernel,
-            noise,
+            SeededNoise(seeds),
             train_steps=train_steps,
             noise_steps=noise_steps,
             keep_steps=keep_steps,
             reduction=self.reduction,
         )
+        return self.record(
+            session, prompts, latent_seeds=initial, steps=steps, guidance_scale=guidance_scale, call=call
+        )
+
+    @torch.no_grad()
+    def record(
+        self,
+        session: Recording,
+        prompts: Sequence[str],
+        *,
+        latent_seeds: Sequence[int],
+        steps: int,
+        guidance_scale: float | None = None,
+        call: Mapping[str, Any],
+        stem: Rollout | None = None,
+    ) -> Rollout:
+        """Run the pipeline for a recording of one's own; `rollout` has the arguments that are not named here.
+
+        Args:
+            session: what records; it may end the run before there are pictures.
+            prompts: B prompts.
+            latent_seeds: B seeds of the initial noise.
+            steps: length of the schedule.
+            guidance_scale: the pipeline's.
+            call: further arguments of the pipeline.
+            stem: what the samples shared until now, with their number of samples or a divisor of it.
+        """
+        arguments = self._call(prompts, steps, guidance_scale, call)
         memory = Memory(self._memo)
-        images = self._run(arguments, session, memory, initial)
+        if stem is not None:
+            memory = Memory(self._memo, stem.memory, len(prompts) // len(stem))
+        images = self._run(arguments, session, memory, latent_seeds)
         self._batch_doubled = bool(getattr(self.pipe, "do_classifier_free_guidance", False))
         if session.last is None or session.start is None:
             raise UserError(f"{type(self.pipe).__name__} never called its scheduler; it cannot be a policy.")
         return Rollout(
-            images=as_pictures(images),
+            images=torch.empty(0) if images is None else as_pictures(images),
             latents=own(session.last),
             transitions=session.transitions,
             arrivals=session.arrivals,
@@ -185,7 +241,7 @@ class Policy:
             places=self._scheduler.places,
             stds=session.stds,
             prompts=list(prompts),
-            latent_seeds=initial,
+            latent_seeds=list(latent_seeds),
             call=arguments,
             memory=memory,
         )
@@ -203,6 +259,9 @@ class Policy:
         if step not in rollout.transitions:
             recorded = sorted(rollout.transitions)
             raise UserError(f"step {step} was not recorded; the rollout holds {recorded or 'no steps'}.")
+        stem = rollout.stem(step)
+        if stem is not None:
+            return self.replay(stem, step).spread(len(rollout))
         transition = rollout.transitions[step]
         session = Replaying(self.kernel, transition, rollout.arrivals.get(step), self.reduction)
         self._again(rollout, session)
@@ -260,11 +319,13 @@ class Policy:
         """Pictures `[B, 3, H, W]` in [0, 1] by the pipeline's stock sampler, which no training setting touches."""
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         arguments = self._call(prompts, steps, guidance_scale, call)
+        self._restore_processors()
         stock = self.pipe.scheduler
         try:
             self.pipe.scheduler = copy.deepcopy(stock)  # a scheduler keeps the state of its last call
             with _quiet(self.pipe), memo.exchanged(self.pipe, self._remembered(Memory(self._memo))):
-                images = self._call_pipe(**arguments, generator=generators, output_type="pt")
+                generator = _single(generators, torch.Generator)
+                images = self._call_pipe(**arguments, generator=generator, output_type="pt")
         finally:
             self.pipe.scheduler = stock
         return as_pictures(images)
@@ -281,10 +342,12 @@ class Policy:
         self, prompts: Sequence[str], steps: int, guidance_scale: float | None, call: Mapping[str, Any]
     ) -> dict[str, Any]:
         arguments = {**call, "num_inference_steps": steps, "return_dict": False}
-        if "prompt" in self._arguments and call.get("prompt_embeds") is None:
+        if "prompt" in self._arguments and "prompt" not in call and call.get("prompt_embeds") is None:
             arguments["prompt"] = list(prompts)
         if guidance_scale is not None:
             arguments["guidance_scale"] = guidance_scale
+        if len(prompts) == 1:  # a few pipelines take one sample only, and then no lists
+            arguments = {name: _single(value, str) for name, value in arguments.items()}
         unknown = sorted(set(arguments) - set(self._arguments))
         if unknown:
             raise UserError(f"{type(self.pipe).__name__} takes no argument {', '.join(unknown)}.")
@@ -296,9 +359,11 @@ class Policy:
 
     def _run(self, arguments: Mapping[str, Any], session: Session, memory: Memory, seeds: Sequence[int]) -> Any:
         """The pipeline with the policy scheduler in it, its frozen parts answered from memory; None if cut short."""
+        self._restore_processors()
         stock, self._scheduler.session, self._session = self.pipe.scheduler, session, session
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         denoisers = {f"{name}.forward": self._denoiser(name, memory) for name in self.modules}
+        processors = _processors(self.modules)
         try:
             self.pipe.scheduler = self._scheduler
             # Noise that a pipeline draws without a generator must be that of the rollout too.
@@ -309,9 +374,20 @@ class Policy:
                 suppress(Done),
             ):
                 torch.manual_seed(seeds[0])
-                return self._call_pipe(**arguments, generator=generators, output_type="pt")
+                generator = _single(generators, torch.Generator)
+                return self._call_pipe(**arguments, generator=generator, output_type="pt")
         finally:
             self.pipe.scheduler, self._session = stock, None
+            self._processors = [(part, kept) for part, kept in processors if part.processor is not kept]
+
+    def _restore_processors(self) -> None:
+        """Put back the attention processors that a pipeline exchanged (perturbed-attention guidance) when cut short.
+
+        Not at once, but before the next call: gradient checkpointing still runs the exchanged ones in a backward pass.
+        """
+        for part, processor in self._processors:
+            part.set_processor(processor)
+        self._processors = []
 
     def _call_pipe(self, **arguments: Any) -> Any:
         # The undecorated function: diffusers wraps __call__ in torch.no_grad().
@@ -326,7 +402,8 @@ class Policy:
         forward = self.modules[name].forward
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            latents = kwargs.get("hidden_states", kwargs.get("sample", args[0] if args else None))
+            first = next(iter((*args, *kwargs.values())), None)
+            latents = kwargs.get("hidden_states", kwargs.get("sample", first))
             self.denoiser_calls += 1 if latents is None else len(latents)
             memory.open = False  # from here on, each step has inputs of its own
             return forward(*args, **kwargs)
@@ -365,6 +442,17 @@ def as_pictures(output: Any) -> Tensor:
         return torch.from_numpy(output).movedim(-1, -3).float()
     pictures: Tensor = output.float()
     return pictures
+
+
+def _processors(modules: Mapping[str, nn.Module]) -> list[tuple[Any, Any]]:
+    """Every attention layer with its processor."""
+    parts = (part for module in modules.values() for part in module.modules())
+    return [(part, part.processor) for part in parts if hasattr(part, "set_processor") and hasattr(part, "processor")]
+
+
+def _single(value: Any, kind: type) -> Any:
+    """What a list of one item of a kind holds; anything else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], kind) else value
 
 
 def _components(pipe: Any, names: Sequence[str] | None) -> dict[str, nn.Module]:

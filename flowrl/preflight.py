@@ -19,7 +19,8 @@ from . import plugins, recipe
 from .config import ModelConfig, Plugin, PolicyConfig, RewardOptions, RunConfig, load_config
 from .data import PromptRow, load_prompts
 from .errors import UserError
-from .models import find_model, matrices
+from .models import matrices
+from .preset import Resolved, resolve
 
 if TYPE_CHECKING:
     from .kernels import Kernel
@@ -52,7 +53,8 @@ class Preflight:
     """What a checked run is made of.
 
     Attributes:
-        model: the model's folder, or its hub id.
+        resolved: the run with its open settings decided; the rest is made from its ``config``.
+        model: the model's folder, checkpoint or hub id.
         loader: ``loader(model, config.model)`` gives the pipeline.
         kernel: the transition kernel of the rollouts.
         rows: prompts to train on.
@@ -63,6 +65,7 @@ class Preflight:
         objective: the objective, its options set.
     """
 
+    resolved: Resolved
     model: str
     loader: Callable[..., Any]
     kernel: Kernel
@@ -84,7 +87,8 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     Raises:
         UserError: the run cannot work; the message says what to change.
     """
-    model, rows, eval_rows = check_files(config, resume)
+    resolved, rows, eval_rows = check_files(config, resume)
+    config, model = resolved.config, resolved.files.place
     loader = plugins.load("pipelines", config.model.loader)
     kernel, objective = make_kernel(config.policy), make_objective(config.objective)
     check_transitions(config.objective.name, objective, kernel)
@@ -96,21 +100,22 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     rewards.check(rows)
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
     eval_rewards.check(eval_rows)
-    return Preflight(model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective)
+    return Preflight(resolved, model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective)
 
 
-def check_files(config: RunConfig, resume: bool = False) -> tuple[str, list[PromptRow], list[PromptRow]]:
+def check_files(config: RunConfig, resume: bool = False) -> tuple[Resolved, list[PromptRow], list[PromptRow]]:
     """The checks that need no torch, so that the command line can make them before its slow imports.
 
     Returns:
-        The model's folder or hub id, the prompts, and the held-out prompts.
+        The run with its open settings decided, the prompts, and the held-out prompts.
 
     Raises:
         UserError: as `preflight`.
     """
     check_launcher(config.model)
-    check_output(config, resume)
-    return find_model(config.model), load_prompts(config.prompts), load_prompts(config.eval.prompts)
+    resolved = resolve(config)
+    check_output(resolved.config, resume)
+    return resolved, load_prompts(config.prompts), load_prompts(config.eval.prompts)
 
 
 def check_launcher(model: ModelConfig, environment: Mapping[str, str] = os.environ) -> None:

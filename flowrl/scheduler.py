@@ -24,9 +24,9 @@ import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler
@@ -36,11 +36,27 @@ from torch import Tensor
 from . import kernels
 from .errors import UserError
 from .kernels import DDPMPlace, FlowPlace, Kernel, Place, Reduction
-from .trajectory import Transition, own
+from .trajectory import Transition, own, spread
 
 STD_FLOOR = 0.05
 """``train_steps="all"`` leaves out steps whose std is under this share of the median std: their log-probabilities have
 gradients hundreds of times larger than the others' (the last step of SD3's schedule, typically)."""
+
+
+class Schedule(NamedTuple):
+    """What is known of a pipeline's schedule before its first model call.
+
+    Attributes:
+        places: every step of it.
+        stds: std that the kernel gives each step, whether or not the step is going to be stochastic.
+    """
+
+    places: Sequence[Place]
+    stds: Sequence[float]
+
+
+Steps: TypeAlias = Collection[int] | str | Callable[[Schedule], Collection[int]]
+"""Step indices, ``"all"``, or a function that chooses them when the schedule is known."""
 
 
 class Done(Exception):
@@ -79,8 +95,8 @@ class Recording(Session):
         kernel: Kernel,
         noise: Callable[[Tensor], Tensor],
         *,
-        train_steps: Collection[int] | str = "all",
-        noise_steps: Collection[int] | str = "all",
+        train_steps: Steps = "all",
+        noise_steps: Steps = "all",
         keep_steps: Collection[int] = (),
         reduction: Reduction = "mean",
     ) -> None:
@@ -104,13 +120,14 @@ class Recording(Session):
 
     def begin(self, places: list[Place]) -> None:
         """Choose the steps, and refuse those that cannot be trained."""
-        steps = range(len(places))
-        noisy = set(steps) if self._noise_steps == "all" else _within(self._noise_steps, steps, "noise_steps")
-        self.stds = [self._kernel.std(place) if place.step in noisy else 0.0 for place in places]
-        if self._train_steps == "all":
-            self._train = set(trainable_steps(self.stds))
-        else:
-            self._train = _within(self._train_steps, steps, "train_steps")
+        steps, schedule = range(len(places)), Schedule(places, [self._kernel.std(place) for place in places])
+        noise, train = (
+            chosen(schedule) if callable(chosen) else chosen for chosen in (self._noise_steps, self._train_steps)
+        )
+        noisy = set(steps) if noise == "all" else _within(noise, steps, "noise_steps")
+        self.schedule = schedule
+        self.stds = [std if step in noisy else 0.0 for step, std in enumerate(schedule.stds)]
+        self._train = set(trainable_steps(self.stds)) if train == "all" else _within(train, steps, "train_steps")
         self._keep = self._train | _within(self._keep_steps, steps, "keep_steps")
         for step in sorted(self._train):
             if self.stds[step] == 0:
@@ -127,10 +144,11 @@ class Recording(Session):
         if place.step in self._keep and self.last is not None:
             # Usually x itself. Pipelines that mask or join conditions on the way do so again in a replay.
             same = self.last is x or (self.last.dtype == x.dtype and torch.equal(self.last, x))
-            x = own(x)
-            self.arrivals[place.step] = x if same else own(self.last)
+            self.arrivals[place.step] = own(self.last)
+            x = self.arrivals[place.step] if same else own(x)
         stochastic = self.stds[place.step] > 0
         mean, std = (self._kernel if stochastic else self._kernel.deterministic())(x, model_output, place)
+        mean = self.parted(place, mean)
         if stochastic:
             mean_and_noise = mean + std * self._noise(mean)
         # Rounded to the dtype that is stored before its density is taken, so that a replay sees the same number.
@@ -140,6 +158,10 @@ class Recording(Session):
             self.transitions[place.step] = Transition(place, own(x), own(x_next), log_prob, self.stds[place.step])
         self.last = x_next
         return x_next
+
+    def parted(self, place: Place, mean: Tensor) -> Tensor:
+        """Means of the samples that come out of a step; more than went in where trajectories part (see `branching`)."""
+        return mean
 
 
 class _Walking(Session):
@@ -178,7 +200,8 @@ class Replaying(_Walking):
     def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """Keep mean, std and log-probability of the recorded ``x_next``."""
         self.model_output = model_output
-        self.mean, self.std = self._kernel(x, model_output, self._transition.place)
+        mean, self.std = self._kernel(x, model_output, self._transition.place)
+        self.mean = spread(mean, len(self._transition.x_next))
         self.log_prob = kernels.log_prob(self._transition.x_next, self.mean, self.std, self._reduction)
         raise Done
 
@@ -214,7 +237,7 @@ class Probing(Session):
         raise Done
 
 
-def trainable_steps(stds: list[float], floor: float = STD_FLOOR) -> list[int]:
+def trainable_steps(stds: Sequence[float], floor: float = STD_FLOOR) -> list[int]:
     """Steps with a std above ``floor`` times the median of the stochastic ones.
 
     >>> trainable_steps([0.7, 0.5, 0.4, 0.006, 0.0])
@@ -258,6 +281,10 @@ class PolicyScheduler(ABC):
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The timestep that the model expects at noise level ``sigma``, of any shape."""
 
+    def prediction(self, model_output: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """What the kernels call the model output, given the further arguments of ``step``."""
+        return model_output
+
     def scheduled(self, num_inference_steps: int | None) -> None:
         """Called after the stock scheduler's ``set_timesteps``: begin the session, and show what it wants shown."""
         self.places, self._next = self.schedule(num_inference_steps), cast("int | None", None)
@@ -275,13 +302,15 @@ class PolicyScheduler(ABC):
         sample: Tensor,
         *_: Any,
         return_dict: bool = True,
-        **__: Any,
+        **options: Any,
     ) -> Any:
         """Give the step to the session."""
         step = self._first(timestep) if self._next is None else self._next
         self._next = step + 1
         place = self.places[min(step, len(self.places) - 1)]  # a probe from the last step stands behind it
-        x_next = self.session.step(place, sample, model_output)
+        x_next = self.session.step(place, sample, self.prediction(model_output, options))
+        if hasattr(self, "_step_index"):  # stock schedulers count too: `scale_noise` reads it, for what a mask keeps
+            self._step_index = self._next
         return DDIMSchedulerOutput(prev_sample=x_next, pred_original_sample=None) if return_dict else (x_next,)
 
     def _first(self, timestep: float | Tensor) -> int:
@@ -298,17 +327,43 @@ class FlowPolicyScheduler(PolicyScheduler):
 
     sigmas: Tensor
 
+    def scheduled(self, num_inference_steps: int | None) -> None:
+        """As for every scheduler; what a pipeline noises itself (what a mask keeps, say) is at a probe's level too."""
+        super().scheduled(num_inference_steps)
+        shown = self.session.timestep
+        if shown is not None and shown.ndim == 0:
+            self.sigmas = (shown / float(self.config.num_train_timesteps)).to(self.sigmas).repeat(len(self.sigmas) + 1)
+
+    @property
+    def inverted(self) -> bool:
+        """Whether the model's time runs from 0, noise, to 1, data (Mochi's does), and its velocity the other way."""
+        return bool(self.config.get("invert_sigmas", False))
+
+    def prediction(self, model_output: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """The velocity towards noise; diffusers' step with a timestep for each token is given that towards data."""
+        per_token = options.get("per_token_timesteps") is not None
+        return -model_output if self.inverted != per_token else model_output
+
     def schedule(self, num_inference_steps: int | None) -> list[Place]:
         """Pairs of timestep and sigma, as the stock scheduler has them."""
         sigma, timestep = self.sigmas.tolist(), self.timesteps.tolist()
+        if self.inverted:
+            sigma = [1 - level for level in sigma]
         for earlier, later in pairwise(sigma):
             if not earlier > later:
                 raise UserError(f"the schedule's sigmas must fall strictly, but {earlier} is followed by {later}.")
         return [FlowPlace(k, timestep[k], sigma[k], sigma[k + 1], sigma[1]) for k in range(len(timestep))]
 
     def timestep_at(self, sigma: Tensor) -> Tensor:
-        """1000 sigma."""
-        return sigma * float(self.config.num_train_timesteps)
+        """What the last schedule has at its own sigmas; elsewhere 1000 sigma, a whole number if the schedule's are."""
+        timestep = (1 - sigma if self.inverted else sigma) * float(self.config.num_train_timesteps)
+        places = getattr(self, "places", [])
+        if places and isinstance(places[0].timestep, int):  # UniPC's and DPM-Solver's, not Euler's
+            timestep = timestep.floor().to(torch.int64)
+        for place in cast("list[FlowPlace]", places):
+            here = (sigma - place.sigma).abs() < 1e-6
+            timestep = torch.where(here, torch.tensor(place.timestep, dtype=timestep.dtype).to(here.device), timestep)
+        return timestep
 
 
 class DDPMPolicyScheduler(PolicyScheduler):
@@ -363,13 +418,15 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     name = type(stock).__name__
     config: Mapping[str, Any] = getattr(stock, "config", {})
     if isinstance(stock, FlowMatchEulerDiscreteScheduler):
-        if stock.config.stochastic_sampling or stock.config.invert_sigmas:
-            raise UserError(f"{name} with stochastic_sampling or invert_sigmas is not supported as a policy.")
+        if stock.config.stochastic_sampling:
+            raise UserError(f"{name} with stochastic_sampling is not supported as a policy.")
         return _joined(FlowPolicyScheduler, stock)
     if name.startswith(_FLOW_SOLVERS) and config.get("use_flow_sigmas", False):
         return _joined(FlowPolicyScheduler, stock)
     if name.startswith("CogVideoX"):
-        return _joined(DDPMPolicyScheduler, _with_settings_of(CogVideoXDDIMScheduler, stock))
+        made = _with_settings_of(CogVideoXDDIMScheduler, stock)
+        made.register_to_config(clip_sample=False)  # its step does not clip, whatever the setting says
+        return _joined(DDPMPolicyScheduler, made)
     if name.startswith(_DDPM_TYPE):
         return _joined(DDPMPolicyScheduler, _with_settings_of(DDIMScheduler, stock))
     raise UserError(

@@ -62,7 +62,7 @@ def train(config: RunConfig, resume: bool = False) -> Path:
     # Without an accelerator, accelerate must be told so, or it takes several CPU processes for several main processes.
     cpu = not torch.accelerator.is_available()
     accelerator = Accelerator(cpu=cpu, log_with=list(config.trackers) or None, project_dir=config.output)
-    trainer = Trainer(config, checked, accelerator)
+    trainer = Trainer(checked.resolved.config, checked, accelerator)
     try:
         trainer.run()
     except RunStopped as stop:
@@ -86,7 +86,13 @@ class Trainer:
         pipe = checked.loader(checked.model, config.model).to(accelerator.device)
         targets = None if config.lora.targets is None else tuple(config.lora.targets)
         lora = LoRA(config.lora.rank, config.lora.alpha, targets, sample_seed("lora", config.seed))
-        self.policy = Policy(pipe, kernel=checked.kernel, lora=lora, reduction=config.policy.reduction)
+        self.policy = Policy(
+            pipe,
+            kernel=checked.kernel,
+            trainable=config.model.trainable,
+            lora=lora,
+            reduction=config.policy.reduction,
+        )
         self.objective = checked.objective
         self.parameters = list(self.policy.parameters.values())
         self.optimizer = torch.optim.AdamW(self.parameters, config.learning_rate, weight_decay=config.weight_decay)
@@ -143,8 +149,8 @@ class Trainer:
         }
 
     def note_stop(self, reason: str) -> None:
-        """Leave the diagnosis and a report of what there is in the run's folder."""
-        if self._accelerator.is_main_process:
+        """Leave the diagnosis and a report of what there is in the run's folder, whichever process has found it out."""
+        if (self.folder.path / "config.yaml").exists():  # on this machine, and since the run has begun
             from .report import write_report
 
             self.folder.note_stop(self.counters.step, reason)
@@ -163,8 +169,10 @@ class Trainer:
             trained = {reward["name"] for reward in rewards}
             rewards += [{**reward, "weight": 0.0} for reward in watched if reward["name"] not in trained]
             device = self._accelerator.device
-            self.folder.start(self.config, environment(rewards, parallel.world_size(), device))
+            facts = {**environment(rewards, parallel.world_size(), device), "model": self._checked.resolved.facts()}
+            self.folder.start(self.config, facts)
             self.folder.rewind(self.counters.step if steps else -1)
+        self._console.print(self._checked.resolved.announcement(self.policy), highlight=False, soft_wrap=True)
         self._accelerator.init_trackers("trackers")
         count = sum(p.numel() for p in self.parameters)
         self._console.print(

@@ -47,6 +47,8 @@ class Rollout:
         latent_seeds: the B seeds of the initial noise and of whatever else the pipeline draws.
         call: the arguments of the pipeline call, to run it again.
         memory: what frozen parts of the pipeline returned (see `flowrl.memo`).
+        stems: what samples shared before they parted (see `flowrl.branching`), from the root on: rollouts of fewer
+            samples that end in a step. The transitions and arrivals here are those of the stems too, for all B samples.
     """
 
     images: Tensor
@@ -60,10 +62,20 @@ class Rollout:
     latent_seeds: Sequence[int]
     call: Mapping[str, Any] = field(repr=False)
     memory: Any = field(repr=False)
+    stems: Sequence[Rollout] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         """B, the number of samples."""
         return len(self.prompts)
+
+    def stem(self, step: int) -> Rollout | None:
+        """The stem that recorded a step; None for a step that every sample took on its own."""
+        return next((stem for stem in self.stems if step in stem.transitions), None)
+
+    def leaves(self, step: int) -> int:
+        """How many samples, side by side, share the recorded transition of a step: 1 where nothing is shared."""
+        stem = self.stem(step)
+        return 1 if stem is None else len(self) // len(stem.transitions[step].x_next)
 
     def transition_bytes(self) -> int:
         """Bytes that the recorded transitions hold; a tensor that two of them share counts once.
@@ -78,7 +90,20 @@ class Rollout:
         return sum(storages.values())
 
 
+def spread(tensor: Tensor, rows: int) -> Tensor:
+    """Repeat each row of a `[N, ...]` tensor so that there are ``rows``, a multiple of N; itself if there are.
+
+    >>> import torch
+    >>> spread(torch.tensor([1, 2]), 4)
+    tensor([1, 1, 2, 2])
+    """
+    return tensor if len(tensor) == rows else tensor.repeat_interleave(rows // len(tensor), dim=0)
+
+
 def own(tensor: Tensor) -> Tensor:
-    """The tensor itself if it owns exactly its storage, else a copy: a view would keep the whole batch alive."""
+    """The tensor itself if it owns exactly its storage, else a copy.
+
+    A view would keep the whole batch alive, and change with it where a pipeline writes a step's result into its latents.
+    """
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
+    return tensor if whole and not tensor._is_view() else tensor.clone()

@@ -72,7 +72,7 @@ def recipe(model: Path, output: Path, *overrides: str, rewards: Mapping[str, Any
         "max_steps": 4,
         "model": {"path": str(model)},
         "prompts": str(model.parent / "prompts.txt"),
-        "policy": {"steps": 4},
+        "policy": {"steps": 4, "guidance_scale": 1.0},
         "lora": {"rank": 2, "alpha": 6},
         "rewards": dict(rewards or {reward("brightness"): 1.0}),
         "objective": {"name": "grpo"},

@@ -290,6 +290,27 @@ def test_weight_copy_after_an_optimizer_step():
     assert copy.tensors["w"].item() == 1.0
 
 
+def test_weight_copy_is_current():
+    """True as long as every tensor equals the current weights, bit for bit; also inside its own block."""
+    first, second = nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([3.0]))
+    copy = WeightCopy({"a": first, "b": second})
+    assert copy.is_current()
+    with torch.no_grad():
+        second[0] = torch.nextafter(second[0], torch.tensor(4.0))  # the smallest change that there is
+    assert not copy.is_current()
+    with copy.active():
+        assert copy.is_current()
+    assert not copy.is_current()
+    copy.update(1.0)
+    assert not copy.is_current()
+    copy.update(0.0)
+    assert copy.is_current()
+    with torch.no_grad():
+        first.fill_(float("nan"))
+    copy.update(0.0)
+    assert not copy.is_current()  # NaN equals nothing, so nothing is taken for granted
+
+
 def test_decays():
     """DiffusionNFT's two ramps and a constant, by hand."""
     first, second = ramp_decay(0.001, 0.5), ramp_decay(0.0075, 0.999, start=75)

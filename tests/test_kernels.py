@@ -332,3 +332,15 @@ def test_unknown_reduction(function):
     """A misspelt reduction is refused."""
     with pytest.raises(UserError, match="reduction is 'avg'; wanted 'mean' or 'sum'"):
         function(torch.ones(1, 1), torch.ones(1, 1), torch.tensor(1.0), "avg")
+
+
+@pytest.mark.parametrize("prediction", ["flow", "epsilon", "v_prediction", "sample"])
+def test_clean_undoes_noised(prediction):
+    """From noised latents and the exact output, the clean latents come back."""
+    x_0, eps, sigma = torch.randn(2, 3), torch.randn(2, 3), torch.tensor([[0.3], [0.8]])
+    signal = (1 - sigma**2) ** 0.5
+    exact = {"flow": eps - x_0, "epsilon": eps, "v_prediction": signal * eps - sigma * x_0, "sample": x_0}[prediction]
+    x_t = kernels.noised(x_0, eps, sigma, prediction)
+    torch.testing.assert_close(kernels.clean(x_t, exact, sigma, prediction), x_0)
+    share = x_t - sigma * eps
+    torch.testing.assert_close(share, ((1 - sigma) if prediction == "flow" else signal) * x_0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowrl.memo import Memo, Memory, digest, exchanged, frozen_callables, nbytes
+from flowrl.memo import Memo, Memory, digest, exchanged, frozen_callables, mapped, nbytes
 
 from . import tiny
 
@@ -118,7 +118,7 @@ def test_recall_keeps_what_a_rollout_used():
         attempts.append(x)
         if len(attempts) == 1:
             raise ValueError(x)
-        return [x]
+        return torch.zeros(1)
 
     remembered = memory.recall("encode", encode, never)
     with pytest.raises(ValueError, match="a"):
@@ -140,6 +140,17 @@ def test_remembered_functions_that_call_each_other():
     assert (calls, len(memo._results)) == ([1], 1)
     assert [inner(1), inner(1)] == [2, 2]
     assert (calls, len(memo._results)) == ([1, 1], 2)
+
+
+def test_a_caller_may_write_into_what_it_is_given():
+    """What a pipeline appends to a list, or exchanges in it, is not remembered."""
+    remembered = Memory(Memo()).recall("f", lambda: [torch.zeros(1), {"a": [1]}], lambda: False)
+    for _ in range(2):
+        result = remembered()
+        assert torch.equal(result[0], torch.zeros(1))
+        assert result[1] == {"a": [1]}
+        result[0] = torch.ones(2)
+        result[1]["a"].append(2)
 
 
 def test_a_walk_is_answered_with_zeros():
@@ -295,3 +306,18 @@ def test_safety_checker_is_not_remembered():
     pipe = tiny.sd15()
     pipe.register_modules(safety_checker=torch.nn.Identity())
     assert "safety_checker.forward" not in frozen_callables(pipe, ["unet"])
+
+
+def test_a_module_with_trained_weights_is_not_remembered():
+    """A control net that shares a layer with the denoiser changes with it: what it gave once is not what it gives."""
+    pipe = tiny.sd15()
+    apart = torch.nn.Linear(2, 2)
+    pipe.register_modules(controlnet=torch.nn.ModuleList([apart]))
+    assert "controlnet.forward" in frozen_callables(pipe, ["unet"])
+    pipe.register_modules(controlnet=torch.nn.ModuleList([apart, pipe.unet.conv_in]))
+    assert "controlnet.forward" not in frozen_callables(pipe, ["unet"])
+
+
+def test_mapped_takes_any_key():
+    """Dictionaries by layer number too, as some control nets return them."""
+    assert mapped({0: torch.ones(1), 5: None}, lambda tensor: tensor.tolist()) == {0: [1.0], 5: None}

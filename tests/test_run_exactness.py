@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 
 import pytest
@@ -146,6 +147,26 @@ def test_a_reward_of_the_wrong_length_stops_the_run_by_name(calm, model, tmp_pat
     flaky = {runs.reward("flaky"): {"weight": 1.0, "trouble": "length", "bad": calm.scores[0][0][1][0]}}
     with pytest.raises(RunStopped, match=r"flaky.*wanted 4 numbers"):
         runs.watched(runs.recipe(model, tmp_path / "run", rewards=flaky)).step()
+
+
+def _stopped(config):
+    """For a process of its own: a run that stops itself; the others lose their connection to it."""
+    with pytest.raises(RuntimeError) as caught:
+        runs.train(config)
+    config.output.with_name(f"error{os.environ['RANK']}").write_text(type(caught.value).__name__)
+
+
+def test_the_process_that_stops_leaves_the_diagnosis(calm, model, tmp_path):
+    """If only the second of two processes finds out what is wrong, the folder says so all the same."""
+    # Micro-batch 1, of rank 1, is the second group.
+    flaky = {runs.reward("flaky"): {"weight": 1.0, "trouble": "length", "bad": calm.scores[0][1][0][0]}}
+    config = runs.recipe(model, tmp_path / "run", rewards=flaky)
+    runs.together(_stopped, config, log=tmp_path / "log")
+    assert (tmp_path / "error1").read_text() == "RunStopped"
+    assert (tmp_path / "error0").read_text() != "RunStopped"
+    stop = json.loads((config.output / "stopped.json").read_text())
+    assert stop["step"] == 0
+    assert "wanted 4 numbers" in stop["reason"]
 
 
 def test_constant_rewards_stop_the_run(model, tmp_path):

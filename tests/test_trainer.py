@@ -207,6 +207,12 @@ def test_a_stop_leaves_a_diagnosis_and_a_report(model, tmp_path):
     assert "no learning signal for 3 steps in a row" in (config.output / "report.html").read_text()
 
 
+def test_a_stop_before_the_run_has_begun_leaves_nothing(made, tmp_path):
+    """Where there is no run's folder, none is made for the diagnosis."""
+    made().note_stop("too early")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("decay", [0.5, None])
 def test_an_evaluation_uses_the_averaged_weights(decay, made, monkeypatch):
     """Where a moving average is kept, it is evaluated, and training goes on from the current weights."""

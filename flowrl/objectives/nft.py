@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from .. import kernels
 from ..adapters import Decay, ramp_decay
 from ..errors import UserError
-from ..kernels import FlowPlace
 from ..policy import Policy
 from ..trajectory import Rollout
 from . import base
@@ -79,8 +79,6 @@ class NFT(base.Objective):
 
         Samples have levels of their own where the pipeline takes them (without guidance), else those of the step.
         """
-        if not all(isinstance(place, FlowPlace) for place in rollout.places):
-            raise UserError("objective nft needs a flow-matching model; for DDPM-type models write objective: grpo.")
         levels = torch.tensor([place.sigma for place in rollout.places])
         latents, own = rollout.latents, [torch.Generator().manual_seed(seed) for seed in seeds.samples]
         drawing = own if policy.takes_sigma_per_sample else [torch.Generator().manual_seed(seeds.step)]
@@ -96,7 +94,7 @@ class NFT(base.Objective):
         options = self.options
         x_0, sigma = rollout.latents.float(), piece.sigma
         level = sigma.view(-1, *[1] * (x_0.dim() - 1))
-        x_t = (1 - level) * x_0 + level * piece.eps
+        x_t = kernels.noised(x_0, piece.eps, level, policy.prediction)
         v, old = policy.predict(rollout, x_t, sigma).float(), work.copies["old"]
         if old.is_current():  # so is its prediction, without another model call
             v_old = v.detach()
@@ -104,7 +102,7 @@ class NFT(base.Objective):
             with torch.no_grad(), old.active():
                 v_old = policy.predict(rollout, x_t, sigma).float()
         probability = optimality(work.advantages, options.advantage_clip)
-        positive, negative = implicit_errors(v, v_old, x_t, x_0, level, options.beta)
+        positive, negative = implicit_errors(v, v_old, x_t, x_0, level, options.beta, policy.prediction)
         loss = options.advantage_clip * (probability * positive + (1 - probability) * negative) / options.beta
         drift = (v.detach() - v_old).square().flatten(1).mean(dim=1)
         metrics = {"nft/positive": positive.detach(), "nft/negative": negative.detach(), "nft/drift": drift}
@@ -127,21 +125,29 @@ def optimality(advantages: Tensor, clip: float) -> Tensor:
 
 
 def implicit_errors(
-    v: Tensor, v_old: Tensor, x_t: Tensor, x_0: Tensor, sigma: Tensor, beta: float
+    v: Tensor,
+    v_old: Tensor,
+    x_t: Tensor,
+    x_0: Tensor,
+    sigma: Tensor,
+    beta: float,
+    prediction: kernels.Prediction = "flow",
 ) -> tuple[Tensor, Tensor]:
     """Self-normalised errors of the implicit positive and negative policies, each `[B]`.
 
     ``v+ = beta v + (1 - beta) v_old`` and ``v- = (1 + beta) v_old - beta v`` predict ``x_0± = x_t - sigma v±``; the
     error is the mean of ``(x_0± - x_0)^2``, divided by the detached mean of ``|x_0± - x_0|``. At ``v = v_old`` the two
-    are equal, and their gradients opposite.
+    are equal, and their gradients opposite. The paper has flow models; since every model's ``x_0`` is linear in its
+    output, the same combinations of outputs serve DDPM-type models.
 
     Args:
-        v: `[B, ...]` velocity of the policy, with gradients.
-        v_old: `[B, ...]` velocity of the old policy.
+        v: `[B, ...]` output of the policy, with gradients.
+        v_old: `[B, ...]` output of the old policy.
         x_t: `[B, ...]` noised latents.
         x_0: `[B, ...]` final latents of the rollout.
         sigma: noise level, in a shape that broadcasts over ``x_t``.
         beta: strength, > 0.
+        prediction: what the outputs are.
 
     >>> one, zero = torch.ones(1, 1), torch.zeros(1, 1)
     >>> implicit_errors(zero, zero, x_t=2 * one, x_0=zero, sigma=0.5 * one, beta=1.0)
@@ -149,7 +155,7 @@ def implicit_errors(
     """
     errors = []
     for velocity in (beta * v + (1 - beta) * v_old, (1 + beta) * v_old - beta * v):
-        residual = x_t - sigma * velocity - x_0
+        residual = kernels.clean(x_t, velocity, sigma, prediction) - x_0
         scale = residual.detach().abs().flatten(1).mean(dim=1).clamp_min(1e-5)
         errors.append(residual.square().flatten(1).mean(dim=1) / scale)
     return errors[0], errors[1]

@@ -9,7 +9,9 @@ import torch
 
 from flowrl import kernels
 from flowrl.errors import RunStopped
-from flowrl.objectives import grpo
+from flowrl.objectives import Seeds, Work, grpo
+
+from .. import tiny
 
 
 def test_surrogate_by_hand():
@@ -78,3 +80,68 @@ def test_kl_regularised_optimum_is_the_tilt():
         loss.mean().backward()
         optimizer.step()
     assert float(theta.detach()) == pytest.approx(0.5, abs=0.02)
+
+
+def _terms(policy, rollout, advantages, *, on_policy=False, **options):
+    objective = grpo.GRPO(**options)
+    pieces = objective.pieces(policy, rollout, Seeds(0, [1, 2]))
+    work = Work(torch.tensor(advantages), on_policy=on_policy)
+    return [objective.loss(policy, rollout, piece, work) for piece in pieces]
+
+
+def test_pieces_are_the_recorded_steps():
+    """In order, each once; there is nothing random about them."""
+    policy = tiny.policy("sd3", "flow_sde")
+    rollout = policy.rollout(**tiny.arguments("sd3", guided=False), train_steps=[2, 0])
+    assert grpo.GRPO().pieces(policy, rollout, Seeds(0, [1, 2])) == [0, 2]
+
+
+def test_on_policy_the_loss_is_minus_the_advantage():
+    """The ratio is exactly 1, and an extreme advantage counts as the largest that is allowed."""
+    policy = tiny.policy("sd3", "flow_sde")
+    rollout = policy.rollout(**tiny.arguments("sd3"), train_steps=[0, 1])
+    for terms in _terms(policy, rollout, (0.5, -9.0), on_policy=True, advantage_clip=2.0):
+        assert terms.loss.tolist() == [-0.5, 2.0]
+        assert terms.metrics["ratio/mean"].tolist() == [1.0, 1.0]
+        assert {float(terms.metrics[name].max()) for name in ("ratio/max_deviation", "kl/old")} == {0.0}
+        assert "kl/reference" not in terms.metrics
+
+
+def test_weights_that_have_moved_are_off_policy():
+    """Before the first update of a step that stops the run; at later updates the ratio is simply not 1."""
+    policy = tiny.policy("sd3", "flow_sde")
+    rollout = policy.rollout(**tiny.arguments("sd3"), train_steps=[1])
+    tiny.set_b(policy, 0.2)
+    with pytest.raises(RunStopped, match=r"ratio is not 1 before the first update.*at step 1"):
+        _terms(policy, rollout, (1.0, 1.0), on_policy=True)
+    (terms,) = _terms(policy, rollout, (1.0, 1.0))
+    assert terms.metrics["ratio/max_deviation"] > 1e-6
+
+
+def test_without_an_advantage_nothing_is_learnt():
+    """The gradient of a sample with advantage 0 is exactly 0, also off-policy."""
+    policy = tiny.policy("sd3", "flow_sde")
+    rollout = policy.rollout(**tiny.arguments("sd3"), train_steps=[1])
+    tiny.set_b(policy, 0.2)
+    (terms,) = _terms(policy, rollout, (0.0, 0.0))
+    gradients = torch.autograd.grad(terms.loss.sum(), list(policy.parameters.values()))
+    assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
+
+
+def test_the_kl_term_by_hand():
+    """It adds beta times the divergence of the two transitions; of a LoRA that has just started there is none."""
+    policy = tiny.policy("sd3", "flow_sde")
+    rollout = policy.rollout(**tiny.arguments("sd3"), train_steps=[1])
+    with torch.no_grad():
+        replay = policy.replay(rollout, 1)
+        with policy.reference():
+            reference = policy.replay(rollout, 1)
+    # KL of two Gaussians of one std: (m - m_ref)^2 / (2 s^2), here averaged over elements.
+    wanted = ((replay.mean - reference.mean).square() / (2 * replay.std**2)).flatten(1).mean(dim=1)
+    assert (wanted > 0).all()
+    (terms,) = _terms(policy, rollout, (0.5, -0.5), on_policy=True, beta=3.0)
+    torch.testing.assert_close(terms.metrics["kl/reference"], wanted)
+    torch.testing.assert_close(terms.loss.detach(), torch.tensor([-0.5, 0.5]) + 3 * wanted)
+    tiny.set_b(policy, 0.0)
+    (terms,) = _terms(policy, rollout, (0.5, -0.5), beta=3.0)
+    assert terms.metrics["kl/reference"].tolist() == [0.0, 0.0]

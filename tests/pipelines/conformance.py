@@ -27,8 +27,6 @@ from flowrl.trajectory import Rollout
 
 from .cases import CASES, Case
 
-COUNT = 2
-"""Samples of a micro-batch: enough for what mixes samples up to show."""
 PROMPTS = ("a red circle", "two blue squares")
 SEEDS = (10, 11)
 
@@ -52,7 +50,7 @@ def policy(case: Case, *, noise: bool = True, spread: float = 0.1) -> Policy:
 
 def arguments(case: Case, guidance: str) -> dict[str, Any]:
     """The arguments of a rollout and of the stock pipeline's call."""
-    return {**case.call(COUNT), **case.guidance[guidance]}
+    return {**case.call(case.samples), **case.guidance[guidance]}
 
 
 def guidances(case: Case) -> list[str]:
@@ -70,7 +68,7 @@ def shared_policy(name: str) -> Policy:
 def shared_rollout(name: str, guidance: str) -> Rollout:
     """A rollout of the shared policy that records every step that has noise."""
     made, case = shared_policy(name), CASES[name]
-    return made.rollout(PROMPTS[:COUNT], seeds=SEEDS[:COUNT], steps=case.steps, **arguments(case, guidance))
+    return made.rollout(PROMPTS[: case.samples], seeds=SEEDS[: case.samples], steps=case.steps, **arguments(case, guidance))
 
 
 def chosen_steps(rollout: Rollout) -> list[int]:
@@ -116,12 +114,13 @@ def stock_pictures(case: Case, pipe: Any, guidance: str) -> Tensor:
             part.eval()
             part.requires_grad_(False)  # oneDNN has another convolution, 1e-7 off, for weights that ask for gradients
     call = {**arguments(case, guidance), "num_inference_steps": case.steps, "output_type": "pt", "return_dict": False}
-    if "prompt" in inspect.signature(type(pipe).__call__).parameters and call.get("prompt_embeds") is None:
-        call["prompt"] = list(PROMPTS[:COUNT])
-    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS[:COUNT]]
+    takes_prompt = "prompt" in inspect.signature(type(pipe).__call__).parameters
+    if takes_prompt and "prompt" not in call and call.get("prompt_embeds") is None:
+        call["prompt"] = list(PROMPTS[: case.samples]) if case.samples > 1 else PROMPTS[0]
+    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS[: case.samples]]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEEDS[0])
-        return as_pictures(pipe(**call, generator=generators)[0])
+        return as_pictures(pipe(**call, generator=generators if case.samples > 1 else generators[0])[0])
 
 
 def noise_zero_is_the_stock_pipeline(case: Case) -> None:
@@ -132,10 +131,10 @@ def noise_zero_is_the_stock_pipeline(case: Case) -> None:
         pipe.scheduler, exact = documented_scheduler(pipe.scheduler)
         wanted = stock_pictures(case, pipe, guidance)
         rollout = made.rollout(
-            PROMPTS[:COUNT], seeds=SEEDS[:COUNT], steps=case.steps, train_steps=(), **arguments(case, guidance)
+            PROMPTS[: case.samples], seeds=SEEDS[: case.samples], steps=case.steps, train_steps=(), **arguments(case, guidance)
         )
         assert rollout.images.dtype == torch.float32
-        assert len(rollout.images) == COUNT
+        assert len(rollout.images) == case.samples
         assert rollout.images.isfinite().all(), "the pictures are not finite: the tiny model says nothing"
         torch.testing.assert_close(rollout.images, wanted, rtol=0, atol=0 if exact else 1e-5)
 
@@ -229,9 +228,9 @@ def _first_tensor(output: Any) -> Tensor:
 def last_step_is_differentiable(case: Case) -> None:
     """The gradient of the pictures reaches the LoRA through the last step and the decoder."""
     made, guidance = shared_policy(case.name), guidances(case)[-1]
-    call = {"steps": case.steps, "seeds": SEEDS[:COUNT], **arguments(case, guidance)}
+    call = {"steps": case.steps, "seeds": SEEDS[: case.samples], **arguments(case, guidance)}
     last = len(shared_rollout(case.name, guidance).places) - 1
-    rollout = made.rollout(PROMPTS[:COUNT], train_steps=(), noise_steps=(), keep_steps=[last], **call)
+    rollout = made.rollout(PROMPTS[: case.samples], train_steps=(), noise_steps=(), keep_steps=[last], **call)
     pictures = made.finish(rollout, last)
     torch.testing.assert_close(pictures.detach(), rollout.images, rtol=0, atol=1e-5)
     pictures.square().mean().backward()
@@ -244,8 +243,8 @@ def last_step_is_differentiable(case: Case) -> None:
 def lora_travels(case: Case) -> None:
     """Saved and loaded with ``load_lora_weights`` into a fresh pipeline, the LoRA draws the same, without a warning."""
     made, guidance = shared_policy(case.name), guidances(case)[-1]
-    call = {"steps": case.steps, "seeds": SEEDS[:COUNT], **arguments(case, guidance)}
-    ours = made.rollout(PROMPTS[:COUNT], train_steps=(), noise_steps=(), **call).images
+    call = {"steps": case.steps, "seeds": SEEDS[: case.samples], **arguments(case, guidance)}
+    ours = made.rollout(PROMPTS[: case.samples], train_steps=(), noise_steps=(), **call).images
     fresh = case.build()
     fresh.scheduler, _ = documented_scheduler(fresh.scheduler)
     with tempfile.TemporaryDirectory() as folder, _warnings() as said:
@@ -287,7 +286,7 @@ def training_calls_no_encoder(case: Case) -> None:
         for step in rollout.transitions:
             made.replay(rollout, step)
     assert not calls, f"calls in training: {dict(calls)}"
-    assert made.denoiser_calls - before >= COUNT * len(rollout.transitions)
+    assert made.denoiser_calls - before >= case.samples * len(rollout.transitions)
 
 
 def _counting(function: Callable[..., Any], calls: Counter[str], name: str) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ class Case:
             both; others beside them, such as ``rescaled``.
         kernel: a stochastic kernel for it.
         steps: length of the schedule.
+        samples: of a micro-batch. Two are enough for what mixes samples up to show; one for a class that takes no more.
         trainable: the trained components; None for those that the policy finds.
         targets: LoRA targets; None for those that the policy finds.
         fast: in ``make test`` too, not in ``make test-all`` alone.
@@ -37,6 +38,7 @@ class Case:
     guidance: Mapping[str, Arguments] = field(default_factory=lambda: {"on": {}})
     kernel: str = "flow_sde"
     steps: int = 4
+    samples: int = 2
     trainable: tuple[str, ...] | None = None
     targets: tuple[str, ...] | None = None
     fast: bool = False

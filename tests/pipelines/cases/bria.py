@@ -1,0 +1,108 @@
+"""Bria 3.2 and FIBO."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLWan,
+    BriaFiboEditPipeline,
+    BriaFiboPipeline,
+    BriaFiboTransformer2DModel,
+    BriaPipeline,
+    BriaTransformer2DModel,
+    FlowMatchEulerDiscreteScheduler,
+)
+from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+from ... import tiny
+from ..parts_images import holes, photos
+from . import Arguments, Case
+from .sd3 import joined
+
+SHAPE: dict[str, Any] = {
+    "patch_size": 1,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "axes_dims_rope": (4, 4, 8),
+}
+CFG = {"off": {"guidance_scale": 1.0}, "on": {"guidance_scale": 4.0}}
+
+
+def bria() -> Any:
+    """BriaPipeline, with the T5 and the autoencoder of the tiny FLUX; the class takes twice its latents' size."""
+    components = tiny.flux().components
+    torch.manual_seed(0)
+    transformer = BriaTransformer2DModel(in_channels=16, joint_attention_dim=16, **SHAPE).eval()
+    text = {"text_encoder": components["text_encoder_2"], "tokenizer": components["tokenizer_2"]}
+    return joined(BriaPipeline, components, transformer=transformer, **text)
+
+
+def fibo(kind: type) -> Any:
+    """A class of FIBO: every layer of the denoiser sees one of the language model. Latents a 16th of the picture."""
+    words = tiny.tokenizer()
+    torch.manual_seed(0)
+    language = SmolLM3Config(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        pad_token_id=words.pad_token_id,
+        bos_token_id=words.bos_token_id,
+        eos_token_id=words.eos_token_id,
+    )
+    transformer = BriaFiboTransformer2DModel(in_channels=4, joint_attention_dim=32, text_encoder_dim=16, **SHAPE)
+    vae = AutoencoderKLWan(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False],
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.5, 0.8, 1.2, 2.0],
+        patch_size=None,
+        scale_factor_spatial=2,
+    )
+    return kind(
+        transformer=transformer.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=vae.eval(),
+        text_encoder=SmolLM3ForCausalLM(language).eval(),
+        tokenizer=words,
+    )
+
+
+def _call(count: int) -> dict[str, Any]:
+    negative = ["a blue circle", "three green squares"][:count]
+    return {"height": 64, "width": 64, "max_sequence_length": 12, "negative_prompt": negative}
+
+
+def _edit(count: int) -> Arguments:
+    """A reference picture, which the samples of a call share, and prompts in the form that the class wants."""
+    prompts = [json.dumps({"edit_instruction": text}) for text in ("a red circle", "two blue squares")[:count]]
+    return {**_call(count), "prompt": prompts, "image": photos(1, 64)}
+
+
+CASES = [
+    Case(
+        "BriaPipeline",
+        "text to image",
+        bria,
+        call=lambda count: {**_call(count), "height": 16, "width": 16},
+        guidance={
+            "off": {"guidance_scale": 1.0},
+            "normalized": {"guidance_scale": 4.0, "normalize": True, "clip_value": 1.5},
+            "on": {"guidance_scale": 4.0},
+        },
+        skip={"lora": "diffusers has no LoRA loader for this class"},
+    ),
+    Case("BriaFiboPipeline", "text to image", partial(fibo, BriaFiboPipeline), call=_call, guidance=CFG),
+    Case("BriaFiboEditPipeline", "image editing", partial(fibo, BriaFiboEditPipeline), call=_edit, guidance=CFG),
+]

@@ -1,0 +1,149 @@
+"""Sana: linear attention on the latents of a deep-compression autoencoder; its video models and its control net."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKLWan,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    SanaControlNetModel,
+    SanaControlNetPipeline,
+    SanaImageToVideoPipeline,
+    SanaPAGPipeline,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
+)
+
+from ..parts_images import fill, mask, pictures, rows
+from . import Arguments, Case
+
+WIDTH = 12
+GUIDANCE = {"off": {"guidance_scale": 1.0}, "on": {"guidance_scale": 4.5}}
+PAG = {"off": {"guidance_scale": 1.0, "pag_scale": 0.0}, "perturbed": {"guidance_scale": 1.0, "pag_scale": 2.0}}
+MODEL: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_cross_attention_heads": 2,
+    "cross_attention_head_dim": 8,
+    "cross_attention_dim": 16,
+    "caption_channels": WIDTH,
+    "mlp_ratio": 2.0,
+    "sample_size": 8,
+}
+
+
+def _autoencoder() -> AutoencoderDC:
+    """Pictures become 4 times smaller."""
+    made = AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=4,
+        encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        encoder_qkv_multiscales=((), (), (5,)),
+        decoder_qkv_multiscales=((), (), (5,)),
+        encoder_layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        scaling_factor=0.4,
+    )
+    return made.eval()
+
+
+def _parts(**settings: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "transformer": SanaTransformer2DModel(**{**MODEL, "num_layers": 2, **settings}).eval(),
+        "vae": _autoencoder(),
+        "scheduler": DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        "text_encoder": None,
+        "tokenizer": None,
+    }
+
+
+def _controlnet() -> SanaControlNetPipeline:
+    parts = _parts()
+    controlnet = SanaControlNetModel(**MODEL, num_layers=1)
+    fill(controlnet, 0.03)
+    return SanaControlNetPipeline(**parts, controlnet=controlnet.eval())
+
+
+def _video(kind: type) -> Any:
+    """Videos of 5 frames become 2 latent frames."""
+    torch.manual_seed(0)
+    transformer = SanaVideoTransformer3DModel(
+        **{**MODEL, "attention_head_dim": 12, "cross_attention_head_dim": 12, "cross_attention_dim": 24},
+        num_layers=2,
+        patch_size=(1, 2, 2),
+        rope_max_seq_len=32,
+    )
+    autoencoder = AutoencoderKLWan(
+        base_dim=4,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.5, 2.0, 2.5, 1.0],
+    )
+    return kind(
+        transformer=transformer.eval(),
+        vae=autoencoder.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=8.0),
+        text_encoder=None,
+        tokenizer=None,
+    )
+
+
+def _text(count: int) -> Arguments:
+    return {
+        "prompt_embeds": rows(count, 6, WIDTH),
+        "prompt_attention_mask": mask(count, 6),
+        "negative_prompt": None,
+        "negative_prompt_embeds": rows(count, 6, WIDTH, seed=1),
+        "negative_prompt_attention_mask": mask(count, 6),
+        "use_resolution_binning": False,
+    }
+
+
+def _sized(count: int) -> Arguments:
+    return {**_text(count), "height": 32, "width": 32}
+
+
+def _control(count: int) -> Arguments:
+    return {**_sized(count), "control_image": pictures(count, 32), "controlnet_conditioning_scale": 0.8}
+
+
+def _frames(count: int) -> Arguments:
+    return {**_sized(count), "frames": 5}
+
+
+def _first_frame(count: int) -> Arguments:
+    """The samples share their first frame: the class takes one picture."""
+    return {**_frames(count), "image": pictures(1, 32)}
+
+
+CASES = [
+    Case("SanaPipeline", "text to image", lambda: SanaPipeline(**_parts()), _sized, GUIDANCE),
+    Case(
+        "SanaPAGPipeline",
+        "text to image",
+        lambda: SanaPAGPipeline(**_parts(), pag_applied_layers=["blocks.1"]),
+        _sized,
+        {**PAG, "on": {"guidance_scale": 4.5, "pag_scale": 2.0}},
+        skip={"lora": "diffusers has no LoRA loader for this class"},
+    ),
+    Case("SanaControlNetPipeline", "control", _controlnet, _control, GUIDANCE),
+    Case("SanaVideoPipeline", "text to video", lambda: _video(SanaVideoPipeline), _frames, GUIDANCE),
+    Case("SanaImageToVideoPipeline", "image to video", lambda: _video(SanaImageToVideoPipeline), _first_frame, GUIDANCE),
+]
