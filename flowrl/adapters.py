@@ -147,7 +147,14 @@ def _to_float32(module: nn.Module) -> None:
 
 def _without_effect(module: nn.Module) -> list[str]:
     """Projections whose output the model throws away (the text queries of a last joint block): nothing to learn."""
-    return [f"{name}.add_q_proj" for name, part in module.named_modules() if getattr(part, "context_pre_only", False)]
+    found = [f"{name}.add_q_proj" for name, part in module.named_modules() if getattr(part, "context_pre_only", False)]
+    attentions = [(name, part) for name, part in module.named_modules() if hasattr(part, "to_q")]
+    if attentions:
+        name, part = attentions[-1]
+        if getattr(part, "add_q_proj", None) is not None and getattr(part, "to_add_out", None) is not None:
+            # No attention comes after it, so nobody reads the text that it makes.
+            found += [f"{name}.add_q_proj", f"{name}.to_add_out"]
+    return found
 
 
 def _matches(target: str, names: list[str]) -> bool:

@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from .preflight import preflight
 from .preset import resolve
 from .run import environment
 from .timing import Measure, Pair, measure_pairs, table
-from .trainer import Trainer, choose_steps
+from .trainer import Trainer
 from .trajectory import Rollout
 
 RECIPE = "shapes_grpo.yaml"
@@ -86,13 +86,13 @@ class Bench:
     def rollout(self, repetition: int = 0) -> Rollout:
         """A micro-batch as the run would sample and record it."""
         policy = self.config.policy
-        train_steps, noise_steps = choose_steps(policy.train_steps, policy.steps, seed=0)
+        choose = partial(self._checked.selection.select, 0, 0)
         return self.policy.rollout(
             self.prompts(repetition),
             seeds=range(self.config.micro_batch_size),
             steps=policy.steps,
-            train_steps=train_steps,
-            noise_steps=noise_steps,
+            train_steps=lambda schedule: choose(schedule).train,
+            noise_steps=lambda schedule: choose(schedule).noise,
             **self.call,
         )
 
@@ -249,11 +249,12 @@ def bundled_recipe(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def denoiser_calls(policy: Policy, run: Callable[[], Any]) -> list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    """Every call of a trained module that ``run`` makes: the module and its arguments."""
+    """Every call of a trained module that ``run`` makes, but for those on a walk: the module and its arguments."""
     calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
     def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append((module, args, kwargs))
+        if not policy.walking:
+            calls.append((module, args, kwargs))
 
     hooks = [module.register_forward_pre_hook(listen, with_kwargs=True) for module in policy.modules.values()]
     try:

@@ -63,6 +63,29 @@ class ObjectiveConfig(Plugin):
     """The class; beside it stand its options."""
 
 
+class SelectionConfig(Plugin):
+    """Which steps are stochastic and trained: an entry point of ``flowrl.selections``, or a class."""
+
+    name: str
+    """The class; beside it stand its options."""
+
+
+class BranchConfig(Section):
+    """Where the samples of a group part, which until then share their trajectory (see `flowrl.branching`)."""
+
+    at: list[Annotated[int, Field(ge=0)]] | None = None
+    """Steps at which trajectories part; null is every trained step."""
+    into: list[Annotated[int, Field(ge=2)]] | None = None
+    """In how many ways each goes on, split by split, with the product ``group_size``; null is equal numbers."""
+
+    @field_validator("at")
+    @classmethod
+    def _in_order(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and (not value or sorted(set(value)) != value):
+            raise ValueError("different steps in order, at least one, or null for every trained step")
+        return value
+
+
 class RewardOptions(Section):
     """The weight of a reward, and the options of its constructor; ``shapes: 1.0`` is short for ``{weight: 1.0}``."""
 
@@ -121,8 +144,12 @@ class PolicyConfig(Section):
     guidance_scale: Annotated[float, Field(ge=0)] | None = None
     """Classifier-free (or embedded) guidance of a rollout; 1 is off for pipelines with classifier-free guidance, null
     is the pipeline's own default."""
-    train_steps: Literal["all"] | int | list[int] = "all"
-    """``all``, a list of indices from 0 (noisiest), or the length of a window that is drawn anew each time."""
+    train_steps: Literal["all"] | int | list[int] | SelectionConfig = "all"
+    """``all``, a list of indices from 0 (noisiest), the length of a window that is drawn anew each time, or a selection
+    with options, such as ``{name: sliding, size: 4}`` (see `flowrl.selection`)."""
+    branch: BranchConfig | None = None
+    """The samples of a group share their trajectory, which is computed once, until it parts; ``{}`` lets it part at
+    every trained step. Null is a trajectory for each sample."""
     share_initial_noise: bool = False
     """The samples of a group start from the same noise, as in DanceGRPO; only the steps' noise tells them apart."""
     height: Count | None = None
@@ -136,9 +163,11 @@ class PolicyConfig(Section):
 
     @field_validator("train_steps")
     @classmethod
-    def _inside_the_schedule(cls, value: str | int | list[int], info: ValidationInfo) -> str | int | list[int]:
+    def _inside_the_schedule(
+        cls, value: str | int | list[int] | SelectionConfig, info: ValidationInfo
+    ) -> str | int | list[int] | SelectionConfig:
         steps = info.data.get("steps")
-        if steps is None or isinstance(value, str):
+        if steps is None or isinstance(value, (str, SelectionConfig)):
             return value
         if isinstance(value, int):
             longest = max(1, steps - 1)  # the last step ends on clean data and has no noise
@@ -265,6 +294,16 @@ class RunConfig(Section):
                 "at least one reward with a weight, or there is nothing to learn; write for example {shapes: 1.0}"
             )
         return value
+
+    @model_validator(mode="after")
+    def _groups_that_branch_stay_together(self) -> RunConfig:
+        if self.policy.branch is not None and self.micro_batch_size % self.group_size:
+            raise ValueError(
+                f"micro_batch_size: {self.micro_batch_size} cuts groups of {self.group_size} apart, and with "
+                "policy.branch a group is sampled as one; write a multiple of group_size, such as "
+                f"micro_batch_size: {self.group_size}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _own_prompts_own_evaluation(self) -> RunConfig:

@@ -30,7 +30,7 @@ from typing import Any
 
 from .errors import UserError
 
-GROUPS = ("advantages", "objectives", "pipelines", "presets", "rewards")
+GROUPS = ("advantages", "objectives", "pipelines", "presets", "rewards", "selections")
 """The kinds of plug-in; the entry points of kind X lie in the group ``flowrl.X``."""
 
 

@@ -153,7 +153,7 @@ class Policy:
     @property
     def walking(self) -> bool:
         """Whether a model call right now is answered with zeros, on the way to the step of a replay."""
-        return self._session is not None and self._session.walking
+        return self._session is not None and self._session.begun and self._session.walking
 
     @torch.no_grad()
     def rollout(
@@ -229,7 +229,7 @@ class Policy:
         if stem is not None:
             memory = Memory(self._memo, stem.memory, len(prompts) // len(stem))
         images = self._run(arguments, session, memory, latent_seeds)
-        self._batch_doubled = bool(getattr(self.pipe, "do_classifier_free_guidance", False))
+        self._batch_doubled = bool(getattr(self.pipe, "do_classifier_free_guidance", self._scheduler.copies > 1))
         if session.last is None or session.start is None:
             raise UserError(f"{type(self.pipe).__name__} never called its scheduler; it cannot be a policy.")
         return Rollout(
@@ -237,6 +237,7 @@ class Policy:
             latents=own(session.last),
             transitions=session.transitions,
             arrivals=session.arrivals,
+            arrivals_beside=session.arrivals_beside,
             start=session.start,
             places=self._scheduler.places,
             stds=session.stds,
@@ -263,7 +264,8 @@ class Policy:
         if stem is not None:
             return self.replay(stem, step).spread(len(rollout))
         transition = rollout.transitions[step]
-        session = Replaying(self.kernel, transition, rollout.arrivals.get(step), self.reduction)
+        beside = rollout.arrivals_beside.get(step)
+        session = Replaying(self.kernel, transition, rollout.arrivals.get(step), self.reduction, beside)
         self._again(rollout, session)
         if session.model_output is None:
             raise UserError(f"{type(self.pipe).__name__} did not run step {step} when asked to replay it.")
@@ -303,7 +305,7 @@ class Policy:
         known = sorted({rollout.start, *rollout.arrivals})
         if step not in known:
             raise UserError(f"step {step} was not kept; the rollout holds {known}.")
-        session = Finishing(self.kernel, step, rollout.arrivals.get(step))
+        session = Finishing(self.kernel, step, rollout.arrivals.get(step), rollout.arrivals_beside.get(step))
         return as_pictures(self._again(rollout, session))
 
     @torch.no_grad()
@@ -361,6 +363,7 @@ class Policy:
         """The pipeline with the policy scheduler in it, its frozen parts answered from memory; None if cut short."""
         self._restore_processors()
         stock, self._scheduler.session, self._session = self.pipe.scheduler, session, session
+        self._scheduler.batch = len(seeds)
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         denoisers = {f"{name}.forward": self._denoiser(name, memory) for name in self.modules}
         processors = _processors(self.modules)
@@ -405,7 +408,8 @@ class Policy:
             first = next(iter((*args, *kwargs.values())), None)
             latents = kwargs.get("hidden_states", kwargs.get("sample", first))
             self.denoiser_calls += 1 if latents is None else len(latents)
-            memory.open = False  # from here on, each step has inputs of its own
+            if self._session is not None and self._session.begun:
+                memory.open = False  # from here on, each step has inputs of its own
             return forward(*args, **kwargs)
 
         return memory.walked(name, counted, lambda: self.walking)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .kernels import Kernel
     from .objectives import Objective
     from .reward import RewardSet
+    from .selection import StepSelection
 
 RESUMABLE = ("output", "max_steps", "micro_batch_size", "eval", "checkpoint_every", "keep_checkpoints", "trackers")
 """Fields that may change when a run is resumed: none of them alters what the steps compute."""
@@ -63,6 +64,7 @@ class Preflight:
         eval_rewards: what evaluations measure.
         advantage: ``advantage(scores, weights)``, its options bound.
         objective: the objective, its options set.
+        selection: which steps are stochastic and trained.
     """
 
     resolved: Resolved
@@ -75,6 +77,7 @@ class Preflight:
     eval_rewards: RewardSet
     advantage: Callable[..., Any]
     objective: Objective
+    selection: StepSelection
 
 
 def preflight(config: RunConfig, resume: bool = False) -> Preflight:
@@ -93,6 +96,8 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     kernel, objective = make_kernel(config.policy), make_objective(config.objective)
     check_transitions(config.objective.name, objective, kernel)
     objective.check(config.policy.steps)
+    selection = make_selection(config.policy)
+    check_branch(config, selection, kernel)
     advantage = make_advantage(config.advantage)
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.
@@ -100,7 +105,9 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     rewards.check(rows)
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
     eval_rewards.check(eval_rows)
-    return Preflight(resolved, model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective)
+    return Preflight(
+        resolved, model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection
+    )
 
 
 def check_files(config: RunConfig, resume: bool = False) -> tuple[Resolved, list[PromptRow], list[PromptRow]]:
@@ -217,6 +224,46 @@ def make_objective(objective: Plugin) -> Objective:
         )
     recipe.validate(found.Options, objective.options, recipe.Source(f"objective {objective.name}"))
     return found(**objective.options)
+
+
+def make_selection(policy: PolicyConfig) -> StepSelection:
+    """The step selection of a config, fit for its schedule."""
+    from .selection import StepSelection, short_form
+
+    if not isinstance(policy.train_steps, Plugin):
+        selection = short_form(policy.train_steps)
+    else:
+        name = policy.train_steps.name
+        found = plugins.load("selections", name)
+        if not (isinstance(found, type) and issubclass(found, StepSelection)):
+            raise UserError(
+                f"policy.train_steps: {name!r} is {found!r}; wanted a subclass of flowrl.selection.StepSelection."
+            )
+        selection = recipe.validate(found, policy.train_steps.options, recipe.Source(f"policy.train_steps {name}"))
+    selection.check(policy.steps)
+    return selection
+
+
+def check_branch(config: RunConfig, selection: StepSelection, kernel: Kernel) -> None:
+    """Where samples share their trajectories, noise makes them part, in numbers that give whole groups."""
+    branch = config.policy.branch
+    if branch is None:
+        return
+    from .branching import Tree
+    from .selection import stand_in
+
+    if kernel.noise_level == 0:
+        raise UserError(
+            f"policy.branch: trajectories part by their noise, and kernel {kernel.name} with noise_level 0 has none; "
+            "write policy.kernel: flow_sde, or leave policy.branch out."
+        )
+    schedule = stand_in(config.policy.steps)
+    chosen = selection.select(0, 0, schedule)
+    splits = Tree(config.group_size, chosen.train if branch.at is None else branch.at, branch.into).splits(schedule)
+    for step, _ in splits:
+        if step >= config.policy.steps:
+            last = config.policy.steps - 1
+            raise UserError(f"policy.branch.at: step {step}, but the schedule has the steps 0 to {last}.")
 
 
 def check_transitions(name: str, objective: Objective, kernel: Kernel) -> None:

@@ -183,7 +183,7 @@ def scheduler_kind(name: str | None, config: Mapping[str, Any]) -> Scheduler:
     'flow'
     """
     name = name or ""
-    if name.startswith("FlowMatch") or config.get("use_flow_sigmas", False):
+    if name.startswith(("FlowMatch", "FlowMap")) or config.get("use_flow_sigmas", False):
         return "flow"
     if name.startswith(("LCM", "FlowMatchLCM", "SCM", "TCD")):
         return "consistency"

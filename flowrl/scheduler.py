@@ -16,6 +16,10 @@ To walk is to let the pipeline run its loop from the start while every model cal
 it the recorded latents where the walk ends. So whatever a pipeline does by the number of the step (guidance that
 starts late, a control that ends early, a second expert, conditions that it joins to the latents) it does in a replay
 as it did in the rollout, and the loop's own arithmetic is all that a walk costs.
+
+A pipeline may copy its scheduler, to step other latents beside its own (the sound of a video). A copy takes the
+deterministic step; the latents beside are kept and handed over as the others are (`Session.beside`). They belong to
+what a trajectory is drawn in, and have no log-probability.
 """
 
 from __future__ import annotations
@@ -68,9 +72,11 @@ class Session(ABC):
 
     Attributes:
         walking: model calls are to be answered with zeros.
+        begun: the pipeline has set its schedule; calls before belong to no step (a denoiser that reads a condition).
     """
 
     walking: bool = False
+    begun: bool = False
 
     timestep: Tensor | None = None
     """What the pipeline is shown in place of every timestep, 0-dim or `[B]`; None for the schedule's own."""
@@ -85,6 +91,29 @@ class Session(ABC):
         Raises:
             Done: the pipeline call may end.
         """
+
+    copies: int = 0
+    """How often the pipeline has copied its scheduler."""
+
+    def beside(self, copy: int, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """Latents after a step of a copy of the scheduler; as they are, unless a session knows better."""
+        return x
+
+
+class _Beside(Session):
+    """The session of a copy of the scheduler: that of the scheduler itself decides."""
+
+    def __init__(self, main: Session) -> None:
+        self._main, self._copy, self.timestep = main, main.copies, main.timestep
+        main.copies += 1
+
+    def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """The latents beside, after the step."""
+        return self._main.beside(self._copy, place, x, model_output)
+
+
+def _deterministic(kernel: Kernel, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+    return kernel.deterministic()(x, model_output, place)[0].to(model_output.dtype)
 
 
 class Recording(Session):
@@ -115,8 +144,10 @@ class Recording(Session):
         self.stds: list[float] = []
         self.transitions: dict[int, Transition] = {}
         self.arrivals: dict[int, Tensor] = {}
+        self.arrivals_beside: dict[int, dict[int, Tensor]] = {}
         self.start: int | None = None
         self.last: Tensor | None = None
+        self._latest: int | None = None
 
     def begin(self, places: list[Place]) -> None:
         """Choose the steps, and refuse those that cannot be trained."""
@@ -140,12 +171,14 @@ class Recording(Session):
 
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """Draw, record, and pass on."""
-        self.start = place.step if self.start is None else self.start
-        if place.step in self._keep and self.last is not None:
-            # Usually x itself. Pipelines that mask or join conditions on the way do so again in a replay.
-            same = self.last is x or (self.last.dtype == x.dtype and torch.equal(self.last, x))
-            self.arrivals[place.step] = own(self.last)
-            x = self.arrivals[place.step] if same else own(x)
+        if self._latest is not None and place.step <= self._latest:
+            raise UserError(
+                "the pipeline runs its schedule more than once in a call (a video in sections, or at several sizes): "
+                "that is not one trajectory. Ask for no more frames than one section has."
+            )
+        self.start, self._latest = place.step if self.start is None else self.start, place.step
+        if place.step in self._keep:
+            x = self._arrived(place.step, x)
         stochastic = self.stds[place.step] > 0
         mean, std = (self._kernel if stochastic else self._kernel.deterministic())(x, model_output, place)
         mean = self.parted(place, mean)
@@ -157,7 +190,24 @@ class Recording(Session):
             log_prob = kernels.log_prob(x_next, mean, std, self._reduction)
             self.transitions[place.step] = Transition(place, own(x), own(x_next), log_prob, self.stds[place.step])
         self.last = x_next
-        return x_next
+        return x_next.clone()  # the pipeline's own: some write a condition into it
+
+    def beside(self, copy: int, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """The deterministic step, kept where the next step is."""
+        x_next = _deterministic(self._kernel, place, x, model_output)
+        if place.step + 1 in self._keep:
+            self.arrivals_beside.setdefault(place.step + 1, {})[copy] = own(x_next)
+        return x_next.clone()
+
+    def _arrived(self, step: int, x: Tensor) -> Tensor:
+        """Keep the latents with which a step begins; gives those that the scheduler is given, to be recorded."""
+        if self.last is not None:
+            self.arrivals[step] = own(self.last)
+            # Usually the same. Pipelines that mask or join conditions on the way do so again in a replay.
+            if self.last.dtype == x.dtype and torch.equal(self.last, x):
+                return self.arrivals[step]
+        # A part of the pipeline's latents changes with them, where it writes the step's result there.
+        return x.clone() if x._is_view() else own(x)
 
     def parted(self, place: Place, mean: Tensor) -> Tensor:
         """Means of the samples that come out of a step; more than went in where trajectories part (see `branching`)."""
@@ -167,8 +217,10 @@ class Recording(Session):
 class _Walking(Session):
     """Walks to a step, and hands the pipeline the latents with which that step began."""
 
-    def __init__(self, step: int, arrival: Tensor | None) -> None:
-        self._target, self._arrival = step, arrival
+    def __init__(
+        self, kernel: Kernel, step: int, arrival: Tensor | None, arrivals_beside: Mapping[int, Tensor] | None
+    ) -> None:
+        self._kernel, self._target, self._arrival, self._arrivals_beside = kernel, step, arrival, arrivals_beside or {}
         self.walking = arrival is not None  # the step with which the pipeline starts has its own initial latents
 
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
@@ -179,7 +231,13 @@ class _Walking(Session):
             return x
         self.walking = False
         assert self._arrival is not None, "a walk without an arrival starts at its target"
-        return self._arrival
+        return self._arrival.clone()  # the pipeline's own, as in the rollout
+
+    def beside(self, copy: int, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
+        """Walk on, arrive, or take the deterministic step."""
+        if place.step >= self._target:
+            return _deterministic(self._kernel, place, x, model_output)
+        return x if place.step + 1 < self._target else self._arrivals_beside[copy].clone()
 
     @abstractmethod
     def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
@@ -190,11 +248,24 @@ class Replaying(_Walking):
     """Evaluates one recorded transition under the current weights, with gradients."""
 
     def __init__(
-        self, kernel: Kernel, transition: Transition, arrival: Tensor | None, reduction: Reduction = "mean"
+        self,
+        kernel: Kernel,
+        transition: Transition,
+        arrival: Tensor | None,
+        reduction: Reduction = "mean",
+        arrivals_beside: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """Walk to the transition's step; ``arrival`` is what the step before it returned, None if it is the first."""
-        super().__init__(transition.place.step, arrival)
-        self._kernel, self._transition, self._reduction = kernel, transition, reduction
+        """Walk to the transition's step.
+
+        Args:
+            kernel: the transition kernel.
+            transition: the recorded transition.
+            arrival: what the step before it returned, None if it is the first.
+            reduction: of the log-probability.
+            arrivals_beside: what copies of the scheduler returned then.
+        """
+        super().__init__(kernel, transition.place.step, arrival, arrivals_beside)
+        self._transition, self._reduction = transition, reduction
         self.model_output: Tensor | None = None
 
     def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
@@ -209,14 +280,19 @@ class Replaying(_Walking):
 class Finishing(_Walking):
     """Goes on from step k without noise, with gradients, until the pipeline returns its pictures."""
 
-    def __init__(self, kernel: Kernel, step: int, arrival: Tensor | None) -> None:
-        """Walk to ``step``; ``arrival`` is what the step before it returned, None if it is the first."""
-        super().__init__(step, arrival)
-        self._kernel = kernel.deterministic()
+    def __init__(
+        self,
+        kernel: Kernel,
+        step: int,
+        arrival: Tensor | None,
+        arrivals_beside: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """Walk to ``step``; the arrivals are what the step before it returned, None if it is the first."""
+        super().__init__(kernel, step, arrival, arrivals_beside)
 
     def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """The deterministic step."""
-        return self._kernel(x, model_output, place)[0].to(model_output.dtype)
+        return _deterministic(self._kernel, place, x, model_output)
 
 
 class Probing(Session):
@@ -232,7 +308,7 @@ class Probing(Session):
         """Hand out ``x_t``, then keep the model output."""
         if self.walking:
             self.walking = False
-            return self._x_t
+            return self._x_t.clone()
         self.model_output = model_output
         raise Done
 
@@ -263,8 +339,12 @@ class PolicyScheduler(ABC):
     Attributes:
         session: what to do with each step.
         places: the whole schedule, step by step.
+        batch: samples of the micro-batch, as far as known.
+        copies: how often the pipeline had each sample at the last step.
     """
 
+    batch: int | None = None
+    copies: int = 1
     session: Session
     places: list[Place]
     # Read by `DiffusionPipeline` when it checks a scheduler against the one that it was saved with.
@@ -281,6 +361,13 @@ class PolicyScheduler(ABC):
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The timestep that the model expects at noise level ``sigma``, of any shape."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PolicyScheduler:
+        """A copy that a pipeline makes in a call, to step other latents beside its own."""
+        made: PolicyScheduler = object.__new__(type(self))
+        vars(made).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items() if name != "session"})
+        made.session = _Beside(self.session)
+        return made
+
     def prediction(self, model_output: Tensor, options: Mapping[str, Any]) -> Tensor:
         """What the kernels call the model output, given the further arguments of ``step``."""
         return model_output
@@ -290,6 +377,7 @@ class PolicyScheduler(ABC):
         self.places, self._next = self.schedule(num_inference_steps), cast("int | None", None)
         self._shown = self.timesteps.tolist()
         self.session.begin(self.places)
+        self.session.begun = True
         if self.session.timestep is not None:
             # One more than there are, for the step that is walked; all alike, wherever a pipeline starts among them.
             shown = self.session.timestep.to(self.timesteps.device)
@@ -308,10 +396,21 @@ class PolicyScheduler(ABC):
         step = self._first(timestep) if self._next is None else self._next
         self._next = step + 1
         place = self.places[min(step, len(self.places) - 1)]  # a probe from the last step stands behind it
-        x_next = self.session.step(place, sample, self.prediction(model_output, options))
+        output, self.copies = self.prediction(model_output, options), self._copies_in(sample)
+        if self.copies > 1:
+            x_next = self.session.step(place, sample[: self.batch], output[: self.batch])
+            x_next = torch.cat([x_next] * self.copies)
+        else:
+            x_next = self.session.step(place, sample, output)
         if hasattr(self, "_step_index"):  # stock schedulers count too: `scale_noise` reads it, for what a mask keeps
             self._step_index = self._next
         return DDIMSchedulerOutput(prev_sample=x_next, pred_original_sample=None) if return_dict else (x_next,)
+
+    def _copies_in(self, sample: Tensor) -> int:
+        """How often the pipeline has each sample: twice if guidance's double batch goes through its scheduler."""
+        times, rest = divmod(len(sample), self.batch or len(sample))
+        same = times > 1 and not rest and torch.equal(sample, torch.cat([sample[: self.batch]] * times))
+        return times if same else 1
 
     def _first(self, timestep: float | Tensor) -> int:
         """Where in the schedule the pipeline starts: not at 0 if it starts from a picture."""
@@ -333,6 +432,10 @@ class FlowPolicyScheduler(PolicyScheduler):
         shown = self.session.timestep
         if shown is not None and shown.ndim == 0:
             self.sigmas = (shown / float(self.config.num_train_timesteps)).to(self.sigmas).repeat(len(self.sigmas) + 1)
+
+    def scale_model_input(self, sample: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The latents as they are; asked for by pipelines that know no flow scheduler but diffusers' own class."""
+        return sample
 
     @property
     def inverted(self) -> bool:
@@ -395,8 +498,6 @@ class DDPMPolicyScheduler(PolicyScheduler):
 
 
 _DDPM_TYPE = ("DDIM", "DDPM", "PNDM", "EulerDiscrete", "EulerAncestral", "LMS", "DPMSolver", "UniPC", "Heun", "KDPM2")
-_FLOW_SOLVERS = ("UniPC", "DPMSolver")
-"""Multistep solvers that may be set to flow matching."""
 
 
 def policy_scheduler(stock: Any) -> PolicyScheduler:
@@ -406,7 +507,8 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     stock scheduler                                      what a policy's step is
     ===================================================  ==========================================================
     FlowMatchEulerDiscrete                               the same Euler step
-    UniPC, DPM-Solver with ``use_flow_sigmas``           an Euler step on the solver's own timesteps and sigmas
+    FlowMapEulerDiscrete                                 the same Euler step, by the mean velocity of the interval
+    UniPC, DPM-Solver ... with ``use_flow_sigmas``       an Euler step on the solver's own timesteps and sigmas
     DDIM, CogVideoXDDIM                                  the same DDIM step
     CogVideoXDPM                                         CogVideoXDDIM's step with the same settings
     DDPM, PNDM, Euler, LMS, DPM-Solver, UniPC, Heun ...  DDIM's step, same betas, prediction type and spacing
@@ -421,7 +523,7 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
         if stock.config.stochastic_sampling:
             raise UserError(f"{name} with stochastic_sampling is not supported as a policy.")
         return _joined(FlowPolicyScheduler, stock)
-    if name.startswith(_FLOW_SOLVERS) and config.get("use_flow_sigmas", False):
+    if name == "FlowMapEulerDiscreteScheduler" or config.get("use_flow_sigmas", False):
         return _joined(FlowPolicyScheduler, stock)
     if name.startswith("CogVideoX"):
         made = _with_settings_of(CogVideoXDDIMScheduler, stock)
@@ -430,8 +532,8 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     if name.startswith(_DDPM_TYPE):
         return _joined(DDPMPolicyScheduler, _with_settings_of(DDIMScheduler, stock))
     raise UserError(
-        f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler, the solvers "
-        f"{', '.join(_FLOW_SOLVERS)} with use_flow_sigmas, and the DDPM-type schedulers ({', '.join(_DDPM_TYPE)})."
+        f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler, solvers such as UniPC "
+        f"and DPMSolver with use_flow_sigmas, and the DDPM-type schedulers ({', '.join(_DDPM_TYPE)})."
     )
 
 

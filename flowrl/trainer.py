@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from . import parallel
 from .adapters import Decay, LoRA, WeightCopy, constant_decay, export_lora
+from .branching import Tree, node_advantages, rollout_tree
 from .checkpoint import Checkpoints, Counters
 from .config import RunConfig
 from .data import MicroBatch, plan_step, rows_for_step, sample_seed
@@ -36,6 +38,8 @@ from .policy import Policy
 from .preflight import Preflight, preflight
 from .reward import RewardBatch, Scores
 from .run import RunFolder, environment
+from .scheduler import Schedule
+from .selection import Chosen
 from .trajectory import Rollout
 
 T = TypeVar("T")
@@ -193,27 +197,33 @@ class Trainer:
         )
 
     def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> dict[int, tuple[MicroBatch, Rollout]]:
-        policy = self.config.policy
-        train_steps, noise_steps = choose_steps(
-            policy.train_steps, policy.steps, sample_seed("window", self.config.seed, step)
-        )
-        rollouts = {}
+        choose = partial(self._checked.selection.select, step, sample_seed("window", self.config.seed, step))
         with self._timed("rollout"), self._behaviour():
-            for batch in self._progress("rollout", _mine(batches)):
-                rollouts[batch.index] = (
-                    batch,
-                    self.policy.rollout(
-                        [row.prompt for row in batch.rows],
-                        seeds=batch.seeds,
-                        latent_seeds=batch.latent_seeds,
-                        steps=policy.steps,
-                        guidance_scale=policy.guidance_scale,
-                        train_steps=train_steps if self.objective.transitions else (),
-                        noise_steps=noise_steps,
-                        **self._call,
-                    ),
-                )
-        return rollouts
+            return {
+                batch.index: (batch, self._rollout(batch, choose))
+                for batch in self._progress("rollout", _mine(batches))
+            }
+
+    def _rollout(self, batch: MicroBatch, choose: Callable[[Schedule], Chosen]) -> Rollout:
+        """A micro-batch, with the steps that ``choose`` says: sample by sample, or groups that branch."""
+        config, policy = self.config, self.config.policy
+        prompts = [row.prompt for row in batch.rows]
+
+        def train(schedule: Schedule) -> Sequence[int]:
+            return sorted(choose(schedule).train)
+
+        how: dict[str, Any] = {
+            "seeds": batch.seeds,
+            "steps": policy.steps,
+            "guidance_scale": policy.guidance_scale,
+            "train_steps": train if self.objective.transitions else (),
+            "noise_steps": lambda schedule: choose(schedule).noise,
+            **self._call,
+        }
+        if policy.branch is None:
+            return self.policy.rollout(prompts, latent_seeds=batch.latent_seeds, **how)
+        at = train if policy.branch.at is None else policy.branch.at
+        return rollout_tree(self.policy, prompts, tree=Tree(config.group_size, at, policy.branch.into), **how)
 
     def _behaviour(self) -> AbstractContextManager[None]:
         name = self.objective.behaviour
@@ -221,8 +231,11 @@ class Trainer:
 
     def _credit(
         self, batches: Sequence[MicroBatch], rollouts: dict[int, tuple[MicroBatch, Rollout]]
-    ) -> tuple[dict[int, Tensor], dict[str, float]]:
-        """Advantages `[B]` of every micro-batch, from the scores of all processes."""
+    ) -> tuple[dict[int, dict[int, Tensor]], dict[str, float]]:
+        """Advantages `[B]` of every micro-batch, from the scores of all processes.
+
+        By how many samples share a step: 1 for the samples' own, and more for steps that lead to several.
+        """
         rewards = self._checked.rewards
         mine = {}
         with self._timed("score"):
@@ -238,11 +251,15 @@ class Trainer:
         config = self.config
         table = rewards.combine(merged.raw).unflatten(0, (config.groups_per_step, config.group_size))
         advantages, diagnostics = self._checked.advantage(table, rewards.weights)
-        flat = advantages.flatten()
+        shared = {rollout.leaves(step) for _, rollout in rollouts.values() for step in rollout.transitions} - {1}
+        levels = {1: advantages.flatten()}
+        for leaves in sorted(shared):
+            levels[leaves] = node_advantages(table, rewards.weights, self._checked.advantage, leaves).flatten()
         start, cut = 0, {}
         for batch in batches:
-            cut[batch.index] = flat[start : start + len(batch.rows)]
-            start += len(batch.rows)
+            part = slice(start, start + len(batch.rows))
+            cut[batch.index] = {leaves: flat[part] for leaves, flat in levels.items()}
+            start = part.stop
         metrics = {f"advantage/{name}": value for name, value in diagnostics.items() if not name.startswith("reward_")}
         metrics |= {"reward/mean": diagnostics["reward_mean"], "reward/std": diagnostics["reward_std"]}
         for name, column in zip(rewards.names, merged.raw.T, strict=True):
@@ -255,7 +272,7 @@ class Trainer:
         step: int,
         batches: Sequence[MicroBatch],
         rollouts: dict[int, tuple[MicroBatch, Rollout]],
-        advantages: dict[int, Tensor],
+        advantages: dict[int, dict[int, Tensor]],
     ) -> dict[str, float]:
         """The step's optimizer updates, each from the gradients of its share of the samples of all processes."""
         averages = parallel.Averages()
@@ -267,13 +284,15 @@ class Trainer:
                 total = sum((part.stop - part.start) * lengths[index] for index, part in share.items())
                 mine = [(index, piece) for index in share if index in rollouts for piece in pieces[index]]
                 for index, piece in self._progress("update", mine):
-                    work = Work(advantages[index].to(self.policy.device), self.copies, on_policy=number == 0)
-                    terms = self.objective.loss(self.policy, rollouts[index][1], piece, work)
+                    rollout = rollouts[index][1]
+                    own, by_step = credit(rollout, advantages[index], self.policy.device)
+                    work = Work(own, self.copies, on_policy=number == 0, by_step=by_step)
+                    terms = self.objective.loss(self.policy, rollout, piece, work)
                     part = share[index]
                     (terms.loss[part].sum() / total).backward()
                     values = {"loss": terms.loss.detach(), **terms.metrics}
-                    own = {name: value[part] if value.dim() else value for name, value in values.items()}
-                    averages.add(own, part.stop - part.start)
+                    shown = {name: value[part] if value.dim() else value for name, value in values.items()}
+                    averages.add(shown, part.stop - part.start)
                 averages.add({"grad_norm": self._optimize(step)}, 1)
         return averages.over_processes()
 
@@ -420,29 +439,19 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return config.learning_rate * warm * (1.0 if half_life is None else 0.5 ** (step / half_life))
 
 
-def choose_steps(
-    train_steps: str | int | Sequence[int], steps: int, seed: int
-) -> tuple[Collection[int] | str, Collection[int] | str]:
-    """Which steps of the schedule are trained, and which are stochastic.
+def credit(
+    rollout: Rollout, levels: Mapping[int, Tensor], device: torch.device
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Advantages of a micro-batch's samples, and of its steps that several samples share, on a device.
 
     Args:
-        train_steps: ``"all"``; a list of indices; or the length of a window, whose start is drawn from ``seed``. With a
-            list or a window the other steps are deterministic, as in Flow-GRPO-Fast and MixGRPO.
-        steps: length of the schedule; a window leaves out the last step, which ends on clean data.
-        seed: of the draw.
-
-    >>> choose_steps(2, 4, seed=0)
-    (range(1, 3), range(1, 3))
-    >>> choose_steps("all", 4, seed=0)
-    ('all', 'all')
+        rollout: the micro-batch.
+        levels: advantages `[B]` by how many samples share a step.
+        device: where they go.
     """
-    if isinstance(train_steps, str):
-        return train_steps, "all"
-    if isinstance(train_steps, int):
-        start = random.Random(seed).randint(0, max(0, steps - 1 - train_steps))
-        window = range(start, start + train_steps)
-        return window, window
-    return list(train_steps), list(train_steps)
+    moved = {leaves: values.to(device) for leaves, values in levels.items()}
+    shared = {step: rollout.leaves(step) for step in rollout.transitions}
+    return moved[1], {step: moved[leaves] for step, leaves in shared.items() if leaves > 1}
 
 
 def summary_line(metrics: dict[str, float], max_steps: int) -> str:

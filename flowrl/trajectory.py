@@ -47,6 +47,8 @@ class Rollout:
         latent_seeds: the B seeds of the initial noise and of whatever else the pipeline draws.
         call: the arguments of the pipeline call, to run it again.
         memory: what frozen parts of the pipeline returned (see `flowrl.memo`).
+        arrivals_beside: what copies of the scheduler returned then, by step index and copy: latents beside the
+            trajectory's own, such as the sound of a video, which are stepped without noise.
         stems: what samples shared before they parted (see `flowrl.branching`), from the root on: rollouts of fewer
             samples that end in a step. The transitions and arrivals here are those of the stems too, for all B samples.
     """
@@ -62,6 +64,7 @@ class Rollout:
     latent_seeds: Sequence[int]
     call: Mapping[str, Any] = field(repr=False)
     memory: Any = field(repr=False)
+    arrivals_beside: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
     stems: Sequence[Rollout] = field(default=(), repr=False)
 
     def __len__(self) -> int:
@@ -82,10 +85,11 @@ class Rollout:
 
         Counted are whole storages, so a view that keeps a larger tensor alive shows.
         """
+        beside = [tensor for copies in self.arrivals_beside.values() for tensor in copies.values()]
         held = [t for entry in self.transitions.values() for t in (entry.x, entry.x_next, entry.log_prob)]
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for tensor in (*held, *self.arrivals.values())
+            for tensor in (*held, *self.arrivals.values(), *beside)
         }
         return sum(storages.values())
 
@@ -101,9 +105,6 @@ def spread(tensor: Tensor, rows: int) -> Tensor:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """The tensor itself if it owns exactly its storage, else a copy.
-
-    A view would keep the whole batch alive, and change with it where a pipeline writes a step's result into its latents.
-    """
+    """The tensor itself if it owns exactly its storage, else a copy: a view would keep the whole batch alive."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole and not tensor._is_view() else tensor.clone()
+    return tensor if whole else tensor.clone()

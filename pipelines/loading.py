@@ -1,28 +1,36 @@
-"""The default loader: whatever ``DiffusionPipeline.from_pretrained`` reads, from a folder or from the hub."""
+"""The default loader: a folder, a hub id, or a checkpoint in one file, as diffusers reads them.
+
+Only safetensors are read, and no code that a model brings along is run unless ``model.trust_remote_code`` says so.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
-from huggingface_hub import hf_hub_download
+from diffusers.loaders.single_file_utils import SingleFileComponentError
+from huggingface_hub import constants, hf_hub_download
 
 from ..config import ModelConfig
 from ..errors import UserError
+from ..plugins import nearest
 
 INDEX = "model_index.json"
 
 
 def load(path: str, model: ModelConfig) -> Any:
-    """Load a pipeline in one dtype, safetensors only and without remote code.
+    """Load a pipeline, safetensors only and without remote code.
 
     Args:
-        path: a folder in diffusers' format, or a hub id, which downloads with a progress bar unless
-            ``HF_HUB_OFFLINE`` is set.
-        model: the run's model; its ``revision`` and ``dtype`` are used.
+        path: a folder in diffusers' format; a ``.safetensors`` file; or a hub id, which downloads with a progress bar
+            unless ``HF_HUB_OFFLINE`` is set.
+        model: the run's model; its class, revision and precision are used.
 
     Raises:
         UserError: the pipeline cannot be loaded; the message is that of diffusers.
@@ -33,15 +41,85 @@ def load(path: str, model: ModelConfig) -> Any:
     ...
     flowrl.errors.UserError: model.path: no/such-folder cannot be loaded: ...
     """
+    kind = _class(model)
     try:
-        index = json.loads(_index_file(path, model.revision).read_text(encoding="utf8"))
-        # diffusers writes a component that is None as null, but loads the folder again only if it is told so.
-        absent = {name: None for name, value in index.items() if value == [None, None]}
-        return DiffusionPipeline.from_pretrained(
-            path, revision=model.revision, dtype=getattr(torch, model.dtype), use_safetensors=True, **absent
+        return _single_file(kind, Path(path), model) if Path(path).is_file() else _pretrained(kind, path, model)
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:  # the latter of files of another class
+        raise UserError(f"model.path: {path} cannot be loaded: {error}{_advice(path, model)}") from error
+
+
+def _class(model: ModelConfig) -> Any:
+    """The pipeline's class that the recipe names, else the one that reads every folder."""
+    if model.pipeline is None:
+        return DiffusionPipeline
+    found = getattr(diffusers, model.pipeline, None) if model.pipeline.isidentifier() else None
+    if not (isinstance(found, type) and issubclass(found, DiffusionPipeline)):
+        known = [name for name in dir(diffusers) if name.endswith("Pipeline")]
+        raise UserError(
+            f"model.pipeline: diffusers {diffusers.__version__} has no pipeline {model.pipeline!r}."
+            f"{nearest(model.pipeline, known)}"
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path: {path} cannot be loaded: {error}") from error
+    return found
+
+
+def _pretrained(kind: Any, path: str, model: ModelConfig) -> Any:
+    index = json.loads(_index_file(path, model.revision).read_text(encoding="utf8"))
+    # diffusers writes a component that is None as null, but loads the folder again only if it is told so.
+    absent = {name: None for name, value in index.items() if value == [None, None]}
+    dtype = getattr(torch, model.dtype)
+    if model.vae_dtype is not None:
+        dtype = {"default": dtype, "vae": getattr(torch, model.vae_dtype)}
+    return kind.from_pretrained(
+        path,
+        revision=model.revision,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=model.trust_remote_code,
+        **absent,
+    )
+
+
+def _single_file(kind: Any, path: Path, model: ModelConfig) -> Any:
+    if kind is DiffusionPipeline or not hasattr(kind, "from_single_file"):
+        raise UserError(
+            f"model.path: {path} is a checkpoint in one file, and diffusers reads none of "
+            f"{model.pipeline or 'an unknown class; write model.pipeline'}."
+        )
+    dtype, elsewhere = getattr(torch, model.dtype), dict[str, Any]()
+    while True:
+        try:
+            pipe = kind.from_single_file(
+                str(path), config=model.configs, dtype=dtype, local_files_only=constants.HF_HUB_OFFLINE, **elsewhere
+            )
+            break
+        except SingleFileComponentError as error:
+            # Many files leave out a text encoder; diffusers stops there, and names what to pass to it.
+            missing = re.search(r"^(\w+) = \w+\.from_pretrained", str(error), flags=re.MULTILINE)
+            if model.configs is None or missing is None or missing[1] in elsewhere:
+                raise ValueError(str(error).partition("Please load")[0].strip()) from error
+            elsewhere[missing[1]] = _component(model.configs, missing[1]).to(dtype)
+    if model.vae_dtype is not None:
+        pipe.vae.to(getattr(torch, model.vae_dtype))
+    return pipe
+
+
+def _component(place: str, name: str) -> Any:
+    """A component of a model in diffusers' format, a folder or a hub id."""
+    library, kind = json.loads(_index_file(place, None).read_text(encoding="utf8"))[name]
+    found = getattr(import_module(library), kind)
+    return found.from_pretrained(place, subfolder=name, use_safetensors=True)
+
+
+def _advice(path: str, model: ModelConfig) -> str:
+    """The end of a message about a model, where the network is switched off or would have been needed."""
+    if Path(path).is_file() and model.configs is None:
+        return (
+            " One file holds weights, not configs and tokenizers: write model.configs, the folder or hub id of a model "
+            "of this class in diffusers' format."
+        )
+    if constants.HF_HUB_OFFLINE and not Path(path).exists():
+        return f" HF_HUB_OFFLINE is set: run `hf download {path}` once where there is a network."
+    return ""
 
 
 def _index_file(path: str, revision: str | None) -> Path:

@@ -164,7 +164,6 @@ def test_ddim_schedule_is_the_pipelines_own(stock):
         (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler cannot be turned into a policy"),
         (LCMScheduler(), "LCMScheduler cannot be turned into a policy"),
         (FLOW(stochastic_sampling=True), "with stochastic_sampling"),
-        (FLOW(invert_sigmas=True), "invert_sigmas"),
         (object(), "object cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler"),
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
@@ -201,11 +200,13 @@ def test_recording_draws_from_the_kernel():
         if step < 2:
             transition = session.transitions[step]
             assert transition.place == scheduler.places[step]
-            assert (transition.x is x, transition.x_next is x_next) == (True, True)
+            assert torch.equal(transition.x, x)
+            assert torch.equal(transition.x_next, x_next)
             assert torch.equal(transition.log_prob, kernels.log_prob(x_next, mean, std))
         x = x_next
     assert sorted(session.transitions) == [0, 1]
-    assert session.last is x
+    assert torch.equal(session.last, x)
+    assert session.transitions[1].x is session.transitions[0].x_next
 
 
 @pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
@@ -287,9 +288,40 @@ def test_arrivals_are_what_the_step_before_returned():
     first = scheduler.step(x, scheduler.timesteps[0], x).prev_sample
     scheduler.step(x, scheduler.timesteps[1], first + 1)
     assert 0 not in session.arrivals
-    assert session.arrivals[1] is first
+    assert torch.equal(session.arrivals[1], first)
     assert torch.equal(session.transitions[1].x, first + 1)
-    assert session.transitions[0].x_next is first
+    assert session.transitions[0].x_next is session.arrivals[1]
+
+
+def test_what_a_pipeline_writes_into_its_latents_is_not_recorded():
+    """Neither a step's result that it copies into them, nor a condition that it writes into a step's result."""
+    session = recording()
+    scheduler, whole = ready(FLOW(shift=3.0), 3, session), torch.randn(2, 4)
+    start = whole.clone()
+    whole[:] = scheduler.step(torch.ones(2, 4), scheduler.timesteps[0], whole[:]).prev_sample
+    second = whole.clone()
+    third = scheduler.step(torch.ones(2, 4), scheduler.timesteps[1], whole[:]).prev_sample
+    whole.zero_()
+    assert torch.equal(session.transitions[0].x, start)
+    assert torch.equal(session.transitions[0].x_next, second)
+    assert session.transitions[1].x is session.transitions[0].x_next
+    wanted = third.clone()
+    third.zero_()
+    assert torch.equal(session.transitions[1].x_next, wanted)
+
+
+def test_what_a_pipeline_writes_into_an_arrival_is_not_kept():
+    """A replay and a probe hand out copies: the rollout's tensors and the caller's stay as they are."""
+    session = recording()
+    scheduler, x = ready(FLOW(shift=3.0), 3, session), torch.randn(2, 4)
+    scheduler.step(x, scheduler.timesteps[1], scheduler.step(x, scheduler.timesteps[0], x).prev_sample)
+    for walk, kept in (
+        (Replaying(kernels.flow_sde(), session.transitions[1], session.arrivals[1]), session.arrivals[1]),
+        (Probing(torch.tensor(500.0), x), x),
+    ):
+        again, wanted = ready(FLOW(shift=3.0), 3, walk), kept.clone()
+        again.step(x, again.timesteps[0], x).prev_sample.zero_()
+        assert torch.equal(kept, wanted)
 
 
 @pytest.mark.parametrize("stock", [FLOW(shift=3.0), DDIMScheduler(**SD15)], ids=["flow", "ddim"])
@@ -302,7 +334,7 @@ def test_probing_shows_the_callers_timestep(stock, level, start):
     scheduler = ready(stock, 4, probing)
     shown = scheduler.timesteps[start:]  # as a pipeline that starts from a picture cuts them
     assert probing.walking
-    assert scheduler.step(torch.zeros(2, 4), shown[0], x, return_dict=False)[0] is x_t
+    assert torch.equal(scheduler.step(torch.zeros(2, 4), shown[0], x, return_dict=False)[0], x_t)
     assert not probing.walking
     assert shown[1].tolist() == level
     with pytest.raises(Done):

@@ -16,7 +16,7 @@ from flowrl.config import RunConfig
 from flowrl.errors import RunStopped
 from flowrl.objectives import Objective, Terms
 from flowrl.reward import Scores
-from flowrl.trainer import choose_steps, learning_rate, merge_scores, shares, summary_line
+from flowrl.trainer import learning_rate, merge_scores, shares, summary_line
 
 from . import runs
 
@@ -107,33 +107,6 @@ def test_the_learning_rate_reaches_the_optimizer(made):
         rates.append(run.optimizer.param_groups[0]["lr"])
     # Half of the warm-up; one of two steps of the half-life gone; a whole half-life gone.
     assert rates == pytest.approx([0.005, 0.01 * 0.5**0.5, 0.005])
-
-
-@given(st.integers(2, 30).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(1, steps - 1))))
-def test_a_window_lies_inside_the_schedule(case):
-    """Of the length asked for, without the last step, and trained where it is stochastic."""
-    steps, length = case
-    for seed in range(50):
-        trained, noisy = choose_steps(length, steps, seed)
-        assert trained == noisy
-        assert len(trained) == length
-        assert trained == range(trained[0], trained[0] + length)
-        assert trained[0] >= 0
-        assert trained[-1] <= steps - 2
-
-
-def test_a_window_may_start_anywhere():
-    """Over many seeds every start comes up, about as often as any other; a seed decides."""
-    starts = [choose_steps(2, 6, seed)[0][0] for seed in range(1000)]
-    assert set(starts) == {0, 1, 2, 3}
-    assert all(200 <= starts.count(start) <= 300 for start in range(4))  # 250 each, give or take 3.6 sigma
-    assert starts == [choose_steps(2, 6, seed)[0][0] for seed in range(1000)]
-
-
-def test_a_list_of_steps_is_taken_as_it_is():
-    """The steps of a list are trained and stochastic, the others deterministic; of ``all`` none is."""
-    assert choose_steps([0, 3, 1], 10, seed=5) == ([0, 3, 1], [0, 3, 1])
-    assert choose_steps("all", 10, seed=5) == ("all", "all")
 
 
 def test_merged_scores_by_hand():

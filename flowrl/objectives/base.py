@@ -57,6 +57,8 @@ class Work:
 
     Attributes:
         advantages: `[B]` of the micro-batch, float32.
+        by_step: `[B]` for each step of the schedule whose advantages differ from those, because it leads to several
+            samples (see `flowrl.branching`).
         copies: the named weight copies that the objective declared.
         on_policy: no update has happened since the rollout.
     """
@@ -64,6 +66,11 @@ class Work:
     advantages: Tensor
     copies: Mapping[str, WeightCopy] = field(default_factory=dict)
     on_policy: bool = False
+    by_step: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def advantages_at(self, step: int) -> Tensor:
+        """Advantages `[B]` of a step of the schedule."""
+        return self.by_step.get(step, self.advantages)
 
 
 class Objective(ABC):

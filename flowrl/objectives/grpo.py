@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import RunStopped
 from ..policy import Policy, Replay
+from ..scheduler import trainable_steps
 from ..trajectory import Rollout
 from . import base
 
@@ -30,6 +31,7 @@ class GRPOOptions(base.Options):
     clip_range: float = Field(1e-4, gt=0, description="ratio is clipped to 1 - c .. 1 + c, for mean log-probabilities")
     beta: float = Field(0.0, ge=0, description="weight of the KL divergence to the reference policy, per transition")
     advantage_clip: float = Field(5.0, gt=0, description="advantages are clipped to -a .. a")
+    noise_weighting: bool = Field(False, description="steps with more noise weigh more, as in TempFlow-GRPO")
 
 
 class GRPO(base.Objective):
@@ -58,8 +60,10 @@ class GRPO(base.Objective):
         log_ratio = replay.log_prob - rollout.transitions[piece].log_prob
         if work.on_policy:
             check_on_policy(log_ratio, piece, policy.dtype)
-        advantages = work.advantages.clamp(-options.advantage_clip, options.advantage_clip)
+        advantages = work.advantages_at(piece).clamp(-options.advantage_clip, options.advantage_clip)
         loss = clipped_surrogate(log_ratio, advantages, options.clip_range)
+        if options.noise_weighting:
+            loss = loss * noise_weight([policy.kernel.std(place) for place in rollout.places], piece)
         metrics = ratio_metrics(log_ratio.detach(), advantages, options.clip_range)
         if options.beta > 0:
             divergence = kernels.kl(replay.mean, _reference(policy, rollout, piece).mean, replay.std, policy.reduction)
@@ -85,6 +89,22 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) 
     """
     ratio = log_ratio.exp()
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
+
+
+def noise_weight(stds: Sequence[float], step: int) -> float:
+    """The weight of a step whose noise is large: its std over the mean std of the steps that can be trained.
+
+    See "TempFlow-GRPO: When Timing Matters for GRPO in Flow Models", He et al., https://arxiv.org/abs/2508.04324.
+
+    Args:
+        stds: std that the kernel gives each step of the schedule.
+        step: one of them.
+
+    >>> noise_weight([0.75, 0.25, 0.0], 0)
+    1.5
+    """
+    trainable = [stds[k] for k in trainable_steps(stds)]
+    return stds[step] * len(trainable) / sum(trainable)
 
 
 def ratio_metrics(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> dict[str, Tensor]:

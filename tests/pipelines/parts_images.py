@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, AutoencoderKLWan
 from PIL import Image
 from torch import Tensor, nn
 
@@ -66,3 +66,17 @@ def fill(module: nn.Module, spread: float = 0.1) -> None:
         for parameter in module.parameters():
             if not parameter.any():
                 parameter.normal_(0, spread)
+
+
+def wan_vae() -> AutoencoderKLWan:
+    """An autoencoder that makes pictures 8 times and videos 4 times smaller, to 4 channels."""
+    made = AutoencoderKLWan(
+        base_dim=4,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.5, 2.0, 2.5, 1.0],
+    )
+    return made.eval()

@@ -23,6 +23,19 @@ EMBEDDED = {"off": {"guidance_scale": 1.0}, "embedded": {"guidance_scale": 4.0}}
 CFG = {"off": {"guidance_scale": 1.0}, "on": {"guidance_scale": 4.0}}
 
 
+def autoencoder() -> AutoencoderKLFlux2:
+    """It quarters the side of a picture."""
+    return AutoencoderKLFlux2(
+        block_out_channels=(8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=32,
+    ).eval()
+
+
 def flux2(kind: type, *, guidance_embeds: bool = False) -> Any:
     """A class of the family: latents a quarter of the picture's side, packed 2 x 2; embeddings in place of texts."""
     torch.manual_seed(0)
@@ -38,17 +51,8 @@ def flux2(kind: type, *, guidance_embeds: bool = False) -> Any:
         axes_dims_rope=(4, 4, 4, 4),
         guidance_embeds=guidance_embeds,
     ).eval()
-    vae = AutoencoderKLFlux2(
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=32,
-    ).eval()
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    return kind(transformer=transformer, scheduler=scheduler, vae=vae, text_encoder=None, tokenizer=None)
+    return kind(transformer=transformer, scheduler=scheduler, vae=autoencoder(), text_encoder=None, tokenizer=None)
 
 
 def _texts(count: int) -> dict[str, Any]:

@@ -123,5 +123,6 @@ CASES = [
         _first_frame,
         GUIDANCE,
         targets=TARGETS,
+        skip={"pictures": "at the end the class overwrites frames in place that its gradient needs"},
     ),
 ]

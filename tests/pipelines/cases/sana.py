@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderDC,
-    AutoencoderKLWan,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     SanaControlNetModel,
@@ -20,7 +19,7 @@ from diffusers import (
     SanaVideoTransformer3DModel,
 )
 
-from ..parts_images import fill, mask, pictures, rows
+from ..parts_images import fill, mask, pictures, rows, wan_vae
 from . import Arguments, Case
 
 WIDTH = 12
@@ -87,18 +86,9 @@ def _video(kind: type) -> Any:
         patch_size=(1, 2, 2),
         rope_max_seq_len=32,
     )
-    autoencoder = AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[1.5, 2.0, 2.5, 1.0],
-    )
     return kind(
         transformer=transformer.eval(),
-        vae=autoencoder.eval(),
+        vae=wan_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=8.0),
         text_encoder=None,
         tokenizer=None,

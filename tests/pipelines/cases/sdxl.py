@@ -9,11 +9,12 @@ import torch
 from diffusers import EulerDiscreteScheduler, T2IAdapter, UNet2DConditionModel
 from diffusers.pipelines.kolors import ChatGLMModel
 from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig
+from torch import nn
 from transformers import BatchFeature, CLIPTextModelWithProjection
 
 from ... import tiny
 from . import Case
-from .sd import RESCALED, SIZE, masks, pictures, schedule, stirred, text_encoder, unet, vae
+from .sd import RESCALED, SIZE, masks, pictures, schedule, text_encoder, unet, vae
 
 WIDTH = 16
 """Width of each text encoder."""
@@ -60,6 +61,17 @@ class ChatGLMWords:
         return BatchFeature({**words, "position_ids": positions})
 
 
+ONE_ENCODER = {"lora": "diffusers' LoRA loader for this class asks for a second text encoder, which it does not have"}
+
+
+@torch.no_grad()
+def drawn(module: nn.Module) -> nn.Module:
+    """Draw all weights: a ChatGLM that is not loaded from a file has none."""
+    for parameter in module.parameters():
+        parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    return module.eval()
+
+
 def kolors_parts(**changes: Any) -> dict[str, Any]:
     """The components of Kolors."""
     torch.manual_seed(0)
@@ -72,10 +84,11 @@ def kolors_parts(**changes: Any) -> dict[str, Any]:
         num_attention_heads=2,
         seq_length=16,
         add_qkv_bias=True,
+        original_rope=True,
     )
     components = {
         "vae": vae(force_upcast=False),
-        "text_encoder": stirred(ChatGLMModel(chatglm)),
+        "text_encoder": drawn(ChatGLMModel(chatglm)),
         "tokenizer": ChatGLMWords(),
         "unet": xl_unet(cross_attention_dim=WIDTH),
         "scheduler": schedule(EulerDiscreteScheduler, timestep_spacing="leading"),
@@ -171,5 +184,6 @@ CASES = [
         lambda count: {"max_sequence_length": 8, "image": pictures(count), "strength": 0.8},
         guidance=GUIDANCE,
         kernel="ddim",
+        skip=ONE_ENCODER,
     ),
 ]
