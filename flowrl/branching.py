@@ -30,6 +30,7 @@ from torch import Tensor
 from .data import sample_seed
 from .errors import UserError
 from .kernels import Place
+from .memo import digest
 from .policy import Policy, SeededNoise
 from .scheduler import Done, Recording, Schedule, Steps
 from .trajectory import Rollout, Transition, spread
@@ -110,7 +111,8 @@ def rollout_tree(
         steps: length of the schedule.
         train_steps: steps to record, as for `Policy.rollout`.
         noise_steps: steps that are stochastic; the splits must be among them.
-        call: ``guidance_scale``, and further arguments of the pipeline, which all samples share.
+        call: ``guidance_scale``, and further arguments of the pipeline. Lists and tensors with an entry for each
+            sample, such as pictures to start from, have equal entries within a group.
 
     Raises:
         UserError: the groups are not whole, or a split is deterministic or before the pipeline's first step.
@@ -142,7 +144,7 @@ def rollout_tree(
             latent_seeds=[seeds[firsts[row]] for row in rows(width)],
             steps=steps,
             guidance_scale=scale,
-            call=call,
+            call={name: _rows(value, rows(width), firsts) for name, value in call.items()},
             stem=stems[-1] if stems else None,
         )
         if segment.split is None:
@@ -259,6 +261,19 @@ def node_advantages(
         return scores.new_zeros(scores.shape[:2]).float()
     means = scores.unflatten(1, (size // leaves, leaves)).nanmean(dim=2)
     return advantage(means, weights)[0].repeat_interleave(leaves, dim=1)
+
+
+def _rows(value: Any, rows: Sequence[int], firsts: Sequence[int]) -> Any:
+    """Some rows of a list or tensor with an entry for each sample; anything else whole.
+
+    A list of that length that has nothing to do with samples (of layers, say) shows by entries that differ in a group.
+    """
+    counted = isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+    if not counted or len(value) != len(firsts):
+        return value
+    if any(digest(value[row]) != digest(value[first]) for row, first in enumerate(firsts)):
+        return value
+    return value[list(rows)] if isinstance(value, Tensor) else [value[row] for row in rows]
 
 
 def _whole(rollout: Rollout, stems: Sequence[Rollout]) -> Rollout:

@@ -52,6 +52,10 @@ app = typer.Typer(
 )
 
 
+pipelines_app = typer.Typer(help="Which pipeline classes are policies, and with which settings.", no_args_is_help=True)
+app.add_typer(pipelines_app, name="pipelines")
+
+
 class DemoObjective(str, Enum):
     """Objectives that have a bundled recipe."""
 
@@ -169,6 +173,52 @@ def bench(
     run_benchmarks(what or [], recipe, repeats=repeats, json=json)
 
 
+@pipelines_app.command("list")
+def list_pipelines(
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, with the outcome of each check.")] = False,
+) -> None:
+    """Every class that was checked: its task, its kind of scheduler, the checks that it passed, its presets."""
+    from .support import read
+
+    support = read()
+    if as_json:
+        _print_json(support.as_json())
+        return
+    table = Table("class", "task", "scheduler", "checks", "preset")
+    for row in support.rows:
+        checks = f"{row.passed} of {len(row.checks)}" + "".join(f", not {check}" for check in row.others)
+        table.add_row(*map(Text, (row.name, row.task, row.scheduler, checks, "; ".join(row.presets))))
+    Console().print(table)
+    _print(f"{len(support.rows)} classes, checked on tiny random models with diffusers {support.diffusers}.")
+    for name, reason in support.refused.items():
+        _print(f"{name} cannot be a policy: {reason}.")
+
+
+@pipelines_app.command("show")
+def show_pipeline(
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="Such as StableDiffusion3Pipeline.")],
+) -> None:
+    """The presets of a class: each setting with its source."""
+    from .support import find
+
+    row, found = find(name)
+    if row is not None:
+        _print(f"{name}: {row.task}, {row.scheduler} scheduler; checks passed: {row.passed} of {len(row.checks)}")
+        for check in row.others:
+            _print(f"  {check}: {row.checks[check]}")
+    if not found:
+        _print("It has no preset: a run warns of what it guesses.")
+    for preset in found:
+        _print(f"\npreset {preset.name}" + (f", where {preset.when.text}" if preset.when else ""))
+        if preset.notes:
+            _print(preset.notes)
+        for source in dict.fromkeys(setting.source for setting in preset.sourced().values()):
+            _print(f"  {source}")
+            for field, setting in preset.sourced().items():
+                if setting.source == source:
+                    _print(f"    {field}: {_plain(setting.value)}")
+
+
 def main() -> None:
     """Run the command line."""
     app(prog_name="flowrl")
@@ -191,6 +241,16 @@ def _complain(error: Exception) -> None:
     rank = "" if _main_process() else f"[process {os.environ['RANK']}] "
     # Text, not a string: what a user wrote may look like Rich's markup.
     Console(stderr=True, soft_wrap=True).print(Text(f"{rank}{error}", style="red"))
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _print(text: str) -> None:

@@ -101,13 +101,18 @@ class Memory:
 
         def answered(*args: Any, **kwargs: Any) -> Any:
             self.open = False  # what is called on the way has inputs of its own at each step
-            key, call = (name, shapes((args, kwargs))), (name, next(calls))
+            key, call = (name, (*shapes((args, kwargs)), *words((args, kwargs)))), (name, next(calls))
             blank = self._blanks.get(key, self._foreseen.get(call)) if walking() else None
             if blank is not None:
                 self._blanks[key] = self._answers[call] = blank
                 return mapped(blank, lambda zero: zero.clone())
+            held = _held((args, kwargs))
+            versions = [tensor._version for tensor in held]
             result = function(*args, **kwargs)
-            if _blankable(result):  # and not state that later steps read, such as a cache of keys and values
+            # Zeros cannot stand for state that later steps read, such as a cache of keys and values.
+            now = _held((args, kwargs))
+            same = list(map(id, now)) == list(map(id, held)) and [tensor._version for tensor in now] == versions
+            if same and _blankable(result):
                 self._blanks[key] = self._answers[call] = mapped(result, lambda tensor: _zero(tensor, tensor.shape))
             return result
 
@@ -151,6 +156,19 @@ def _blankable(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_blankable, value))
     return value is None or isinstance(value, (Tensor, bool, int, float, str))
+
+
+def _held(value: Any, depth: int = 0) -> list[Tensor]:
+    """The tensors that objects in nested containers hold, and the objects in those; not the containers' own."""
+    if isinstance(value, Tensor):
+        return [value] if depth else []
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in _held(part, depth)]
+    if isinstance(value, nn.Module) or depth == 3:
+        return []
+    return _held(getattr(value, "__dict__", {}), depth + 1)
 
 
 def _fresh(value: Any) -> Any:
@@ -206,6 +224,19 @@ def shapes(value: Any) -> tuple[Any, ...]:
     found: list[Any] = []
     mapped(value, lambda tensor: found.append(tensor.shape))
     return tuple(found)
+
+
+def words(value: Any) -> tuple[str, ...]:
+    """The texts in nested containers, in order: the names of modes, mostly.
+
+    >>> words((torch.ones(2), {"mode": "extract"}, None))
+    ('extract',)
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return tuple(word for part in value for word in words(part))
+    return (value,) if isinstance(value, str) else ()
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -269,7 +300,8 @@ def frozen_callables(pipe: Any, trainable: Sequence[str]) -> dict[str, Callable[
     """The callables of a pipeline that a replay must not run again, by their path.
 
     These are the forward passes of every module that is not trained, but for the VAE: of that, its ``encode``; and
-    ``encode_prompt`` as a whole, if no text encoder is trained, which spares the tokenizer too. The safety checker is
+    ``encode_prompt`` (and what else is called so, with an ending) as a whole, if no text encoder is trained: that
+    spares the tokenizer too, and the hooks with which some read their encoder. The safety checker is
     left alone: it sees finished pictures, which a replay does not make. So is a module that holds trained weights, such
     as a control net that shares layers with the denoiser.
     """
@@ -283,6 +315,6 @@ def frozen_callables(pipe: Any, trainable: Sequence[str]) -> dict[str, Callable[
         if hasattr(module, "encode") and hasattr(module, "decode"):
             method = "encode"
         found[f"{name}.{method}"] = getattr(module, method)
-    if hasattr(pipe, "encode_prompt") and not any("text_encoder" in name for name in trainable):
-        found["encode_prompt"] = pipe.encode_prompt
+    if not any("text_encoder" in name for name in trainable):
+        found |= {name: getattr(pipe, name) for name in dir(type(pipe)) if name.startswith("encode_prompt")}
     return found

@@ -105,6 +105,7 @@ class Policy:
         self.pipe, self.kernel, self.reduction = pipe, kernel, reduction
         self._scheduler = policy_scheduler(pipe.scheduler)
         kernel.check_suits(isinstance(self._scheduler, DDPMPolicyScheduler))
+        _check_no_momentum(pipe)
         self.modules = _components(pipe, trainable)
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):
@@ -280,7 +281,7 @@ class Policy:
             sigma: noise level in (0, 1]; `[B]` for one a sample, where the pipeline runs without guidance.
         """
         levels = torch.as_tensor(sigma, dtype=torch.float32, device=x_t.device)
-        session = Probing(self._scheduler.timestep_at(levels), x_t.to(rollout.latents.dtype))
+        session = Probing(self._scheduler.timestep_at(levels), x_t.to(rollout.latents.dtype), levels)
         self._again(rollout, session)
         if session.model_output is None:
             raise UserError(
@@ -343,7 +344,7 @@ class Policy:
     def _call(
         self, prompts: Sequence[str], steps: int, guidance_scale: float | None, call: Mapping[str, Any]
     ) -> dict[str, Any]:
-        arguments = {**call, "num_inference_steps": steps, "return_dict": False}
+        arguments = {**for_each_prompt(call, len(prompts)), "num_inference_steps": steps, "return_dict": False}
         if "prompt" in self._arguments and "prompt" not in call and call.get("prompt_embeds") is None:
             arguments["prompt"] = list(prompts)
         if guidance_scale is not None:
@@ -408,11 +409,16 @@ class Policy:
             first = next(iter((*args, *kwargs.values())), None)
             latents = kwargs.get("hidden_states", kwargs.get("sample", first))
             self.denoiser_calls += 1 if latents is None else len(latents)
-            if self._session is not None and self._session.begun:
-                memory.open = False  # from here on, each step has inputs of its own
             return forward(*args, **kwargs)
 
-        return memory.walked(name, counted, lambda: self.walking)
+        walked = memory.walked(name, counted, lambda: self.walking)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # Before there is a schedule, a denoiser that is called reads a condition, which belongs to no step.
+            begun = self._session is None or self._session.begun
+            return (walked if begun else counted)(*args, **kwargs)
+
+        return called
 
 
 class SeededNoise:
@@ -432,6 +438,16 @@ class SeededNoise:
             raise UserError(f"the pipeline samples {len(like)} latents for {len(self._generators)} seeds.")
         rows = [torch.randn(like.shape[1:], generator=generator) for generator in self._generators]
         return torch.stack(rows).to(like.device)
+
+
+def for_each_prompt(call: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Arguments of a pipeline's call with one negative prompt a prompt; not every pipeline repeats a single one.
+
+    >>> for_each_prompt({"negative_prompt": "blurry", "height": 512}, 2)
+    {'negative_prompt': ['blurry', 'blurry'], 'height': 512}
+    """
+    texts = {name for name, value in call.items() if name.startswith("negative_prompt") and isinstance(value, str)}
+    return {name: [value] * count if name in texts else value for name, value in call.items()}
 
 
 def as_pictures(output: Any) -> Tensor:
@@ -457,6 +473,23 @@ def _processors(modules: Mapping[str, nn.Module]) -> list[tuple[Any, Any]]:
 def _single(value: Any, kind: type) -> Any:
     """What a list of one item of a kind holds; anything else as it is."""
     return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], kind) else value
+
+
+def _check_no_momentum(pipe: Any) -> None:
+    """Refuse guidance that adds up what the model said in earlier steps: a step must be a function of its latents.
+
+    Raises:
+        UserError: a component that guides has a momentum other than 0.
+    """
+    for name, part in pipe.components.items():
+        if isinstance(part, nn.Module) or not hasattr(part, "__dict__"):
+            continue
+        momenta = {key: value for key, value in vars(part).items() if key.endswith("momentum") and value}
+        for key, value in momenta.items():
+            raise UserError(
+                f"{name}.{key} is {value}: a step of the pipeline would depend on the model's outputs in earlier "
+                f"steps, which a replay does not run. Set pipe.{name}.{key} = None first."
+            )
 
 
 def _components(pipe: Any, names: Sequence[str] | None) -> dict[str, nn.Module]:

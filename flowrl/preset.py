@@ -183,10 +183,10 @@ def scheduler_kind(name: str | None, config: Mapping[str, Any]) -> Scheduler:
     'flow'
     """
     name = name or ""
-    if name.startswith(("FlowMatch", "FlowMap")) or config.get("use_flow_sigmas", False):
-        return "flow"
     if name.startswith(("LCM", "FlowMatchLCM", "SCM", "TCD")):
         return "consistency"
+    if name.startswith(("FlowMatch", "FlowMap")) or config.get("use_flow_sigmas", False):
+        return "flow"
     return "ddpm" if name.startswith(("CogVideoX", *_DDPM_TYPE)) else "unknown"
 
 
@@ -360,7 +360,8 @@ def _native_pixels(files: ModelFiles) -> int | None:
         size = files.json(f"{component}/config.json").get("sample_size")
         blocks = files.json("vae/config.json").get("block_out_channels")
         if isinstance(size, int) and isinstance(blocks, list):
-            return size * 2 ** (len(blocks) - 1)
+            scale: int = 2 ** (len(blocks) - 1)
+            return size * scale
     return None
 
 

@@ -177,13 +177,15 @@ def attach(pipe: Any, adapter: Path) -> None:
 def _draw(pipe: Any, config: SampleConfig, pictures: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, Any]]:
     import torch
 
+    from .policy import for_each_prompt
+
     for start in range(0, len(pictures), config.micro_batch_size):
         part = pictures[start : start + config.micro_batch_size]
         images = pipe(
             prompt=[prompt for _, prompt, _ in part],
             generator=[torch.Generator().manual_seed(seed) for _, _, seed in part],
             num_inference_steps=config.steps,
-            **config.call,
+            **for_each_prompt(config.call, len(part)),
             **_given(config.model_dump(include={"guidance_scale", "height", "width"})),
         ).images
         yield from zip((name for name, _, _ in part), images, strict=True)

@@ -29,6 +29,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
@@ -81,6 +82,9 @@ class Session(ABC):
     timestep: Tensor | None = None
     """What the pipeline is shown in place of every timestep, 0-dim or `[B]`; None for the schedule's own."""
 
+    sigma: Tensor | None = None
+    """The noise level at that timestep, as far as known."""
+
     def begin(self, places: list[Place]) -> None:  # noqa: B027  (most sessions need not know the schedule)
         """Called when the pipeline has set its schedule, before any model call."""
 
@@ -104,7 +108,7 @@ class _Beside(Session):
     """The session of a copy of the scheduler: that of the scheduler itself decides."""
 
     def __init__(self, main: Session) -> None:
-        self._main, self._copy, self.timestep = main, main.copies, main.timestep
+        self._main, self._copy, self.timestep, self.sigma = main, main.copies, main.timestep, main.sigma
         main.copies += 1
 
     def step(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
@@ -298,9 +302,9 @@ class Finishing(_Walking):
 class Probing(Session):
     """Hands back the model output at any timestep: the pipeline walks one step, and stands at ``x_t`` for the next."""
 
-    def __init__(self, timestep: Tensor, x_t: Tensor) -> None:
-        """Show ``timestep``, 0-dim for one that the micro-batch shares or `[B]` for one a sample."""
-        self.timestep, self._x_t = timestep, x_t
+    def __init__(self, timestep: Tensor, x_t: Tensor, sigma: Tensor | None = None) -> None:
+        """Show ``timestep``, 0-dim for one that the micro-batch shares or `[B]` for one a sample, at level ``sigma``."""
+        self.timestep, self._x_t, self.sigma = timestep, x_t, sigma
         self.walking = True
         self.model_output: Tensor | None = None
 
@@ -368,9 +372,19 @@ class PolicyScheduler(ABC):
         made.session = _Beside(self.session)
         return made
 
-    def prediction(self, model_output: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """What the kernels call the model output, given the further arguments of ``step``."""
-        return model_output
+    def inward(
+        self, place: Place, x: Tensor, model_output: Tensor, options: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Latents and model output as the kernels take them, given the further arguments of ``step``."""
+        return x, model_output
+
+    def outward(self, place: Place, x_next: Tensor) -> Tensor:
+        """Latents after a step as the pipeline takes them: `inward` undone."""
+        return x_next
+
+    def place(self, step: int) -> Place:
+        """The place of a step."""
+        return self.places[step]
 
     def scheduled(self, num_inference_steps: int | None) -> None:
         """Called after the stock scheduler's ``set_timesteps``: begin the session, and show what it wants shown."""
@@ -395,13 +409,13 @@ class PolicyScheduler(ABC):
         """Give the step to the session."""
         step = self._first(timestep) if self._next is None else self._next
         self._next = step + 1
-        place = self.places[min(step, len(self.places) - 1)]  # a probe from the last step stands behind it
-        output, self.copies = self.prediction(model_output, options), self._copies_in(sample)
+        place = self.place(min(step, len(self.places) - 1))  # a probe from the last step stands behind it
+        self.copies = self._copies_in(sample)
         if self.copies > 1:
-            x_next = self.session.step(place, sample[: self.batch], output[: self.batch])
+            sample, model_output = sample[: self.batch], model_output[: self.batch]
+        x_next = self.outward(place, self.session.step(place, *self.inward(place, sample, model_output, options)))
+        if self.copies > 1:
             x_next = torch.cat([x_next] * self.copies)
-        else:
-            x_next = self.session.step(place, sample, output)
         if hasattr(self, "_step_index"):  # stock schedulers count too: `scale_noise` reads it, for what a mask keeps
             self._step_index = self._next
         return DDIMSchedulerOutput(prev_sample=x_next, pred_original_sample=None) if return_dict else (x_next,)
@@ -422,36 +436,82 @@ class PolicyScheduler(ABC):
 
 
 class FlowPolicyScheduler(PolicyScheduler):
-    """A flow model's scheduler, whatever its solver, as Euler steps on its own schedule that a session takes."""
+    """A flow model's scheduler, whatever its solver, as Euler steps on its own schedule that a session takes.
+
+    In some schedules (EDM's, and all whose sigma exceeds 1) noise only grows and the data stays as it is,
+    ``x_0 + s eps``. Divided by ``1 + s`` these are a flow's latents at the level ``sigma = s / (1 + s)``. So are those
+    of a trajectory: what the kernels compute, what is recorded, and what `Probing` is given.
+
+    Attributes:
+        exploding: whether noise grows so; known when the schedule is set.
+    """
 
     sigmas: Tensor
+    exploding: bool = False
 
     def scheduled(self, num_inference_steps: int | None) -> None:
         """As for every scheduler; what a pipeline noises itself (what a mask keeps, say) is at a probe's level too."""
         super().scheduled(num_inference_steps)
-        shown = self.session.timestep
+        shown = self.session.sigma
         if shown is not None and shown.ndim == 0:
-            self.sigmas = (shown / float(self.config.num_train_timesteps)).to(self.sigmas).repeat(len(self.sigmas) + 1)
+            self.sigmas = self.stock_sigma(shown).to(self.sigmas).repeat(len(self.sigmas) + 1)
 
     def scale_model_input(self, sample: Tensor, *_: Any, **__: Any) -> Tensor:
         """The latents as they are; asked for by pipelines that know no flow scheduler but diffusers' own class."""
         return sample
+
+    def place(self, step: int) -> Place:
+        """The place of a step; Cosmos holds still at the end, by a sigma that it changes after the schedule is set."""
+        place = self.places[step]
+        if self.exploding and self.session.timestep is None and place.sigma_next == 0 and self.sigmas[step + 1] > 0:
+            place = self.places[step] = replace(cast("FlowPlace", place), sigma_next=place.sigma)
+        return place
 
     @property
     def inverted(self) -> bool:
         """Whether the model's time runs from 0, noise, to 1, data (Mochi's does), and its velocity the other way."""
         return bool(self.config.get("invert_sigmas", False))
 
-    def prediction(self, model_output: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """The velocity towards noise; diffusers' step with a timestep for each token is given that towards data."""
-        per_token = options.get("per_token_timesteps") is not None
-        return -model_output if self.inverted != per_token else model_output
+    def inward(
+        self, place: Place, x: Tensor, model_output: Tensor, options: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """The velocity towards noise, and the latents that are its flow's."""
+        if not self.exploding:
+            # diffusers' step with a timestep for each token is given the velocity towards data.
+            per_token = options.get("per_token_timesteps") is not None
+            return x, -model_output if self.inverted != per_token else model_output
+        data = 1 - self._level(place.sigma)
+        eps = self.noise_in(x, model_output, data)
+        x = x * data
+        return x, (eps - x) / data
+
+    def outward(self, place: Place, x_next: Tensor) -> Tensor:
+        """As they come, but where noise only grows."""
+        return x_next / (1 - self._level(place.sigma_next)) if self.exploding else x_next
+
+    def _level(self, sigma: float) -> float | Tensor:
+        return sigma if self.session.sigma is None else self.session.sigma
+
+    def stock_sigma(self, sigma: Tensor) -> Tensor:
+        """The stock scheduler's sigma at a noise level: at those of the schedule, its own to the last bit."""
+        stock = sigma / (1 - sigma) if self.exploding else 1 - sigma if self.inverted else sigma
+        for place, own_sigma in zip(self.places, self._stock_sigmas, strict=False):
+            stock = torch.where((sigma - place.sigma).abs() < 1e-6, torch.tensor(own_sigma).to(stock), stock)
+        return stock
+
+    def noise_in(self, x: Tensor, model_output: Tensor, data: float | Tensor) -> Tensor:
+        """The predicted noise where noise only grows; ``data`` is the share of x_0 in the flow's latents."""
+        return model_output
 
     def schedule(self, num_inference_steps: int | None) -> list[Place]:
         """Pairs of timestep and sigma, as the stock scheduler has them."""
         sigma, timestep = self.sigmas.tolist(), self.timesteps.tolist()
+        self._stock_sigmas = sigma
         if self.inverted:
             sigma = [1 - level for level in sigma]
+        self.exploding = sigma[0] > 1 + 1e-6
+        if self.exploding:
+            sigma = [level / (1 + level) for level in sigma]
         for earlier, later in pairwise(sigma):
             if not earlier > later:
                 raise UserError(f"the schedule's sigmas must fall strictly, but {earlier} is followed by {later}.")
@@ -459,8 +519,8 @@ class FlowPolicyScheduler(PolicyScheduler):
 
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """What the last schedule has at its own sigmas; elsewhere 1000 sigma, a whole number if the schedule's are."""
-        timestep = (1 - sigma if self.inverted else sigma) * float(self.config.num_train_timesteps)
         places = getattr(self, "places", [])
+        timestep = (self.stock_sigma(sigma) if places else sigma) * float(self.config.num_train_timesteps)
         if places and isinstance(places[0].timestep, int):  # UniPC's and DPM-Solver's, not Euler's
             timestep = timestep.floor().to(torch.int64)
         for place in cast("list[FlowPlace]", places):

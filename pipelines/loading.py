@@ -44,7 +44,13 @@ def load(path: str, model: ModelConfig) -> Any:
     kind = _class(model)
     try:
         return _single_file(kind, Path(path), model) if Path(path).is_file() else _pretrained(kind, path, model)
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:  # the latter of files of another class
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # of diffusers, on files of another class
         raise UserError(f"model.path: {path} cannot be loaded: {error}{_advice(path, model)}") from error
 
 
@@ -63,9 +69,6 @@ def _class(model: ModelConfig) -> Any:
 
 
 def _pretrained(kind: Any, path: str, model: ModelConfig) -> Any:
-    index = json.loads(_index_file(path, model.revision).read_text(encoding="utf8"))
-    # diffusers writes a component that is None as null, but loads the folder again only if it is told so.
-    absent = {name: None for name, value in index.items() if value == [None, None]}
     dtype = getattr(torch, model.dtype)
     if model.vae_dtype is not None:
         dtype = {"default": dtype, "vae": getattr(torch, model.vae_dtype)}
@@ -75,7 +78,7 @@ def _pretrained(kind: Any, path: str, model: ModelConfig) -> Any:
         dtype=dtype,
         use_safetensors=True,
         trust_remote_code=model.trust_remote_code,
-        **absent,
+        **_absent(path, model.revision),
     )
 
 
@@ -85,7 +88,8 @@ def _single_file(kind: Any, path: Path, model: ModelConfig) -> Any:
             f"model.path: {path} is a checkpoint in one file, and diffusers reads none of "
             f"{model.pipeline or 'an unknown class; write model.pipeline'}."
         )
-    dtype, elsewhere = getattr(torch, model.dtype), dict[str, Any]()
+    dtype = getattr(torch, model.dtype)
+    elsewhere: dict[str, Any] = {} if model.configs is None else _absent(model.configs, None)
     while True:
         try:
             pipe = kind.from_single_file(
@@ -95,7 +99,7 @@ def _single_file(kind: Any, path: Path, model: ModelConfig) -> Any:
         except SingleFileComponentError as error:
             # Many files leave out a text encoder; diffusers stops there, and names what to pass to it.
             missing = re.search(r"^(\w+) = \w+\.from_pretrained", str(error), flags=re.MULTILINE)
-            if model.configs is None or missing is None or missing[1] in elsewhere:
+            if model.configs is None or missing is None or elsewhere.get(missing[1]) is not None:
                 raise ValueError(str(error).partition("Please load")[0].strip()) from error
             elsewhere[missing[1]] = _component(model.configs, missing[1]).to(dtype)
     if model.vae_dtype is not None:
@@ -103,9 +107,14 @@ def _single_file(kind: Any, path: Path, model: ModelConfig) -> Any:
     return pipe
 
 
+def _absent(place: str, revision: str | None) -> dict[str, None]:
+    """The components that a model does without: diffusers writes them as null, and must be told so to load it again."""
+    return {name: None for name, value in _index(place, revision).items() if value == [None, None]}
+
+
 def _component(place: str, name: str) -> Any:
     """A component of a model in diffusers' format, a folder or a hub id."""
-    library, kind = json.loads(_index_file(place, None).read_text(encoding="utf8"))[name]
+    library, kind = _index(place, None)[name]
     found = getattr(import_module(library), kind)
     return found.from_pretrained(place, subfolder=name, use_safetensors=True)
 
@@ -122,6 +131,8 @@ def _advice(path: str, model: ModelConfig) -> str:
     return ""
 
 
-def _index_file(path: str, revision: str | None) -> Path:
+def _index(path: str, revision: str | None) -> dict[str, Any]:
     folder = Path(path)
-    return folder / INDEX if folder.is_dir() else Path(hf_hub_download(path, INDEX, revision=revision))
+    file = folder / INDEX if folder.is_dir() else Path(hf_hub_download(path, INDEX, revision=revision))
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+    return found

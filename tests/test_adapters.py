@@ -100,6 +100,21 @@ def test_projection_without_effect_is_left_out():
     assert "transformer.transformer_blocks.1.attn.add_k_proj" in names
 
 
+def joint():
+    """A block with joint attention, as diffusers names its layers."""
+    names = ("to_q", "add_q_proj", "add_k_proj", "to_add_out")
+    return nn.ModuleDict({"attn": nn.ModuleDict({name: nn.Linear(2, 2) for name in names})})
+
+
+def test_last_joint_block_has_no_use_for_its_text():
+    """Without a block behind it nobody reads the text that it makes; with one, everything acts."""
+    model = nn.ModuleDict({"blocks": nn.ModuleList([joint(), joint()])})
+    add_lora(model, LoRA(rank=1))
+    adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {"blocks.0.attn.add_q_proj", "blocks.0.attn.to_add_out", "blocks.1.attn.add_k_proj"} <= adapted
+    assert not {"blocks.1.attn.add_q_proj", "blocks.1.attn.to_add_out"} & adapted
+
+
 @every_pipeline
 def test_every_lora_tensor_gets_a_gradient(pipeline):
     """With a B that is not 0, no A and no B is out of reach of the log-probability."""

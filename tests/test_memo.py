@@ -165,6 +165,38 @@ def test_a_walk_is_answered_with_zeros():
     assert torch.equal(model(torch.ones(1, 3))[0], torch.full((1, 3), 2.0))
 
 
+class Cache:
+    """State that a model hands on from one step to the next."""
+
+    def __init__(self):
+        self.layers = [type("Layer", (), {})()]
+
+
+def test_a_walk_makes_state_anew():
+    """A cache that a model returns, or writes into, is not zeros on a walk; calls that only read it are."""
+    memory, walking, calls = Memory(Memo()), [], []
+
+    def model(x, cache=None, mode=None):
+        calls.append(mode)
+        if mode == "new":
+            return x, Cache()
+        if mode == "write":
+            cache.layers[0].keys = x + 1
+        return (x,)
+
+    walked = memory.walked("model", model, lambda: bool(walking))
+    x, shared = torch.ones(2), Cache()
+    for mode in ("new", "write", "read"):
+        walked(x, cache=shared, mode=mode)
+    walking.append(True)
+    again = Cache()
+    assert walked(x, cache=again, mode="new")[0].tolist() == [1, 1]
+    assert walked(x, cache=again, mode="write")[0].tolist() == [1, 1]
+    assert walked(x, cache=again, mode="read")[0].tolist() == [0, 0]
+    assert again.layers[0].keys.tolist() == [2, 2]
+    assert calls == ["new", "write", "read", "new", "write"]
+
+
 def test_a_walk_calls_nothing_that_the_loop_called():
     """A control in the loop is remembered for the first step alone; on a walk to a later one, it does not run."""
     memory, walking, calls = Memory(Memo()), [], []

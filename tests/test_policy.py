@@ -4,7 +4,12 @@ from functools import cache
 
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PNDMScheduler
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusion3PAGPipeline,
+)
 
 from flowrl import kernels
 from flowrl.adapters import LoRA
@@ -359,6 +364,24 @@ def test_what_depends_on_the_number_of_a_step_is_the_same_in_a_replay():
         assert torch.equal(policy.replay(rollout, step).log_prob, transition.log_prob)
         calls.append(policy.denoiser_calls - before)
     assert calls == [4, 4, 6, 6]  # two samples, with and without a prompt, and without the layer
+
+
+def test_attention_of_a_call_cut_short_comes_back():
+    """A replay ends before perturbed-attention guidance puts its processors away: the next call finds the old ones."""
+    parts = {name: part for name, part in tiny.sd3().components.items() if part is not None or "_3" in name}
+    policy = Policy(StableDiffusion3PAGPipeline(**parts, pag_applied_layers=["blocks.1"]), kernel=kernels.flow_sde())
+    before = dict(policy.pipe.transformer.attn_processors)
+    call = {"seeds": [0, 1], "steps": 3, "guidance_scale": 1.0}
+    perturbed = policy.rollout(tiny.PROMPTS[:2], **call, pag_scale=2.0)
+    plain = policy.rollout(tiny.PROMPTS[:2], **call, pag_scale=0.0)
+    for _ in range(2):
+        policy.replay(perturbed, 1)
+        assert policy.pipe.transformer.attn_processors != before  # still there for a checkpointed backward pass
+        assert torch.equal(policy.replay(plain, 1).log_prob, plain.transitions[1].log_prob)
+        assert policy.pipe.transformer.attn_processors == before
+        policy.replay(perturbed, 1)
+        policy.sample(tiny.PROMPTS[:2], **call, pag_scale=0.0)
+        assert policy.pipe.transformer.attn_processors == before
 
 
 def test_bad_components():

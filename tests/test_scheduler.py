@@ -429,6 +429,35 @@ def test_steps_outside_the_schedule(choice, steps, wanted):
         ready(FLOW(shift=3.0), 10, recording(**{choice: steps}))
 
 
+@pytest.mark.parametrize("begin", [0, 2])
+def test_what_a_mask_keeps_is_noised_as_by_the_stock_scheduler(begin):
+    """Inpainting asks for the level of the next step after each step: `scale_noise` knows which one that is."""
+    stock, ours = FLOW(shift=3.0), ready(FLOW(shift=3.0), 6)
+    stock.set_timesteps(6)
+    kept, noise = torch.randn(2, 4), torch.randn(2, 4)
+    for scheduler in (stock, ours):
+        scheduler.set_begin_index(begin)
+    for timestep in stock.timesteps[begin:]:
+        for scheduler in (stock, ours):
+            scheduler.step(noise, timestep, kept)
+        assert torch.equal(*(scheduler.scale_noise(kept, timestep[None], noise) for scheduler in (stock, ours)))
+
+
+def test_what_a_mask_keeps_is_at_the_level_of_a_probe():
+    """Whatever step the pipeline takes a probe for."""
+    ours = ready(FLOW(shift=3.0), 6, Probing(torch.tensor(250.0), torch.zeros(2, 4)))
+    ours.set_begin_index(2)
+    kept, noise = torch.randn(2, 4), torch.randn(2, 4)
+    ours.step(noise, ours.timesteps[2], kept)
+    torch.testing.assert_close(ours.scale_noise(kept, ours.timesteps[3][None], noise), 0.75 * kept + 0.25 * noise)
+
+
+def test_flow_latents_need_no_scaling():
+    """Pipelines that know no other flow scheduler than diffusers' own class ask for it."""
+    x = torch.randn(2, 4)
+    assert ready(FLOW(shift=3.0), 6).scale_model_input(x, 500.0) is x
+
+
 def test_deterministic_steps_cannot_be_trained():
     """The last step of a flow schedule, and every step of the ODE."""
     with pytest.raises(UserError, match=r"step 9, which is deterministic \(std 0\) with kernel 'flow_sde'"):

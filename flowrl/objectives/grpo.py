@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from .. import kernels
-from ..errors import RunStopped
+from ..errors import RunStopped, UserError
 from ..policy import Policy, Replay
 from ..scheduler import trainable_steps
 from ..trajectory import Rollout
@@ -48,6 +48,13 @@ class GRPO(base.Objective):
     def __init__(self, **options: Any) -> None:
         """Set the options, see `GRPOOptions`."""
         self.options = GRPOOptions(**options)
+
+    def check(self, steps: int) -> None:
+        """The last step of a schedule ends on clean data and has no noise, so there must be one before it."""
+        if steps < 2:
+            raise UserError(
+                "policy.steps is 1: the only step has no noise, so grpo has nothing to train; write 2 or more."
+            )
 
     def pieces(self, policy: Policy, rollout: Rollout, seeds: base.Seeds) -> Sequence[int]:
         """The recorded steps."""

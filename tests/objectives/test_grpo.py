@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl import kernels
-from flowrl.errors import RunStopped
+from flowrl.errors import RunStopped, UserError
 from flowrl.objectives import Seeds, Work, grpo
 
 from .. import tiny
@@ -145,3 +145,10 @@ def test_the_kl_term_by_hand():
     tiny.set_b(policy, 0.0)
     (terms,) = _terms(policy, rollout, (0.5, -0.5), beta=3.0)
     assert terms.metrics["kl/reference"].tolist() == [0.0, 0.0]
+
+
+def test_a_single_step_is_refused():
+    """It ends on clean data: there is no transition to train."""
+    grpo.GRPO().check(2)
+    with pytest.raises(UserError, match=r"policy.steps is 1"):
+        grpo.GRPO().check(1)

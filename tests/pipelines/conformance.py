@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from flowrl import kernels
 from flowrl.adapters import LoRA
 from flowrl.memo import exchanged
-from flowrl.policy import Policy, as_pictures
+from flowrl.policy import DENOISERS, Policy, as_pictures
 from flowrl.trajectory import Rollout
 
 from .cases import CASES, Case
@@ -96,7 +96,7 @@ def documented_scheduler(stock: Any) -> tuple[Any, bool]:
     """What `flowrl.scheduler.policy_scheduler` documents for noise 0, and whether it holds bit for bit."""
     name, config = type(stock).__name__, stock.config
     if isinstance(stock, (FlowMatchEulerDiscreteScheduler, DDIMScheduler)):
-        return stock, True
+        return stock, config.get("sigma_max", 1) <= 1  # sigmas above 1 are converted to a flow's, and back
     if config.get("use_flow_sigmas", False):
         made = type("Euler" + name, (EulerSteps, type(stock)), {})
         return made.from_config(config), True
@@ -281,7 +281,7 @@ def training_calls_no_encoder(case: Case) -> None:
     counters = {
         f"{name}.{method}": _counting(getattr(part, method), calls, f"{name}.{method}")
         for name, part in made.pipe.components.items()
-        if isinstance(part, nn.Module) and name not in made.modules and not name.startswith("controlnet")
+        if isinstance(part, nn.Module) and name not in made.modules and not _of_each_step(name)
         for method in ("forward", "encode")
         if hasattr(part, method)
     }
@@ -291,6 +291,11 @@ def training_calls_no_encoder(case: Case) -> None:
             made.replay(rollout, step)
     assert not calls, f"calls in training: {dict(calls)}"
     assert made.denoiser_calls - before >= case.samples * len(rollout.transitions)
+
+
+def _of_each_step(name: str) -> bool:
+    """Whether a component sees the latents of every step: a control net, or a denoiser that is not trained."""
+    return name.startswith("controlnet") or name.rstrip("_0123456789").endswith(DENOISERS)
 
 
 def _counting(function: Callable[..., Any], calls: Counter[str], name: str) -> Callable[..., Any]:

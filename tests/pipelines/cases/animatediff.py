@@ -15,7 +15,8 @@ from .sd_control import CONTROL, WINDOW, controlnet
 from .sd_pag import guidance as pag_guidance
 from .sdxl import xl_parts, xl_unet
 
-FRAMES = 3
+FRAMES = 2
+"""As many as samples: these pipelines compare the length of a list of controls with the number of frames."""
 
 
 def motion(**changes: Any) -> Any:
@@ -69,6 +70,11 @@ def frames(count: int, seed: int = 0) -> Tensor:
     return pictures(count * FRAMES, seed=seed).reshape(count, FRAMES, 3, SIZE, SIZE)
 
 
+def controls(count: int) -> list[list[Tensor]]:
+    """A control for each frame of each sample."""
+    return [list(video) for video in frames(count, seed=5)]
+
+
 def animated(count: int) -> Arguments:
     """Length and sizes."""
     return {"num_frames": FRAMES, "height": SIZE, "width": SIZE}
@@ -82,7 +88,6 @@ CASES = [
         animated,
         guidance=GUIDANCE,
         kernel="ddim",
-        fast=True,
     ),
     Case("AnimateDiffSDXLPipeline", "text to video", _xl, animated, guidance=GUIDANCE, kernel="ddim"),
     Case(
@@ -97,7 +102,7 @@ CASES = [
         "AnimateDiffControlNetPipeline",
         "control",
         lambda: _animated("AnimateDiffControlNetPipeline", controlnet=controlnet()),
-        lambda count: {**animated(count), "conditioning_frames": list(pictures(FRAMES, seed=5)[:, None])},
+        lambda count: {**animated(count), "conditioning_frames": controls(count)},
         guidance={**GUIDANCE, "window": {**GUIDANCE["on"], **WINDOW}},
         kernel="ddim",
     ),
@@ -107,8 +112,8 @@ CASES = [
         _sparse,
         lambda count: {
             **animated(count),
-            "conditioning_frames": list(pictures(2, seed=5)[:, None]),
-            "controlnet_frame_indices": [0, 2],
+            "conditioning_frames": list(pictures(1, seed=5)[:, None]),
+            "controlnet_frame_indices": [1],
         },
         guidance=GUIDANCE,
         kernel="ddim",
@@ -127,7 +132,7 @@ CASES = [
         lambda: _animated("AnimateDiffVideoToVideoControlNetPipeline", controlnet=controlnet()),
         lambda count: {
             "video": frames(count),
-            "conditioning_frames": list(pictures(FRAMES, seed=5)[:, None]),
+            "conditioning_frames": controls(count),
             "height": SIZE,
             "width": SIZE,
             "strength": 0.8,

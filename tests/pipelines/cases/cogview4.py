@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from diffusers import (
+    CogVideoXDDIMScheduler,
     CogView3PlusPipeline,
     CogView3PlusTransformer2DModel,
     CogView4ControlPipeline,
     CogView4Pipeline,
     CogView4Transformer2DModel,
-    CogVideoXDDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
 )
 

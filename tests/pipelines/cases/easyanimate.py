@@ -39,7 +39,7 @@ def _common(channels: int) -> dict[str, Any]:
         patch_size=2,
         mmdit_layers=2,
         time_position_encoding_type="3d_rope",
-        resize_inpaint_mask_directly=True,
+        resize_inpaint_mask_directly=False,
     ).eval()
     vae = AutoencoderKLMagvit(
         in_channels=3,
@@ -70,7 +70,7 @@ def text_to_video() -> EasyAnimatePipeline:
 def inpaint() -> EasyAnimateInpaintPipeline:
     """A mask and a masked video beside the latents."""
     torch.manual_seed(0)
-    return EasyAnimateInpaintPipeline(**_common(9))
+    return EasyAnimateInpaintPipeline(**_common(12))
 
 
 def _prompts(count: int) -> dict[str, Any]:

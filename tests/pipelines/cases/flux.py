@@ -29,7 +29,7 @@ EMBEDDED = {"off": {"guidance_scale": 1.0}, "embedded": {"guidance_scale": 3.5}}
 """The guidance of FLUX.1 [dev], an input of the model. One pass either way."""
 TRUE_CFG = {**EMBEDDED, "on": {"guidance_scale": 3.5, "true_cfg_scale": 3.0}}
 """Classifier-free guidance beside it, for the classes that have both; `_negative` gives the negative prompts."""
-ENDS_EARLY = {"guidance_scale": 3.5, "control_guidance_start": 0.2, "control_guidance_end": 0.6}
+ENDS_EARLY = {"guidance_scale": 3.5, "control_guidance_end": 0.7}
 
 
 def _call(count: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ CASES = [
         "control",
         lambda: _with_controlnet(FluxControlNetPipeline, modes=2),
         call=lambda count: {**_negative(count), **_control(count), "control_mode": 1},
-        guidance={**TRUE_CFG, "ends-early": ENDS_EARLY},
+        guidance={**EMBEDDED, "ends-early": ENDS_EARLY, "on": TRUE_CFG["on"]},
     ),
     Case(
         "FluxControlNetImg2ImgPipeline",

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     FlowMatchEulerDiscreteScheduler,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
     QwenImageControlNetInpaintPipeline,
     QwenImageControlNetModel,
     QwenImageControlNetPipeline,
@@ -89,6 +92,50 @@ def _layered() -> Any:
     return joined(QwenImageLayeredPipeline, {**components, "vae": vae, "text_encoder": language}, processor=None)
 
 
+class _Processor:
+    """What QwenImage21Pipeline asks of its processor when it is made: two numbers of tokens."""
+
+    tokenizer: Any = property(lambda self: self)
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> list[list[int]]:
+        return [[0, 1]]
+
+    def encode(self, _: str) -> list[int]:
+        return [2]
+
+
+def qwen21() -> Any:
+    """QwenImage21Pipeline: pictures with an opacity, latents a 16th of the side; keys and values of the text cached."""
+    torch.manual_seed(0)
+    transformer = QwenImage21Transformer2DModel(
+        in_channels=8,
+        out_channels=8,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        context_in_dim=WIDTH,
+        mlp_ratio=2,
+        axes_dims_rope=(4, 6, 6),
+    )
+    vae = AutoencoderKLQwenImage21(
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=8,
+        dim_mult=[1, 1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True, True],
+        latents_mean=[0.1 * channel for channel in range(8)],
+        latents_std=[1.0 + 0.1 * channel for channel in range(8)],
+    )
+    return QwenImage21Pipeline(
+        transformer=transformer.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=vae.eval(),
+        text_encoder=None,
+        processor=_Processor(),
+    )
+
+
 def _at_picture_size(module: Any) -> None:
     """Classes that edit scale every picture to about a megapixel, whatever size they are given. Here: 32 x 32."""
     original = module.calculate_dimensions
@@ -122,12 +169,20 @@ def _picture(count: int) -> dict[str, Any]:
 
 
 CONTROL = {
-    **TRUE_CFG,
+    "off": TRUE_CFG["off"],
     "ends-early": {"true_cfg_scale": 4.0, "control_guidance_start": 0.2, "control_guidance_end": 0.6},
+    "on": TRUE_CFG["on"],
 }
 
 CASES = [
     Case("QwenImagePipeline", "text to image", partial(qwen, QwenImagePipeline), _call, TRUE_CFG, fast=True),
+    Case(
+        "QwenImage21Pipeline",
+        "text to image",
+        qwen21,
+        call=lambda count: {**_texts(count), "height": 64, "width": 64},
+        guidance={"off": {"true_cfg_scale": 1.0}, "uncached": {"use_kv_cache": False}, "on": {"true_cfg_scale": 4.0}},
+    ),
     Case(
         "QwenImageImg2ImgPipeline",
         "image to image",

@@ -59,7 +59,7 @@ CFG = {name: GUIDANCE[name] for name in ("off", "on")}
 PAG = {
     "off": {"guidance_scale": 1.0, "pag_scale": 0.0},
     "pag": {"guidance_scale": 1.0, "pag_scale": 2.0},
-    "on": {"guidance_scale": 4.5, "pag_scale": 2.0, "pag_adaptive_scale": 0.3},
+    "on": {"guidance_scale": 4.5, "pag_scale": 2.0, "pag_adaptive_scale": 0.001},
 }
 CONTROL = {
     "off": {"guidance_scale": 1.0},
