@@ -7,6 +7,7 @@ copies of the few adapter tensors, swapped in for as long as they are needed.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .errors import UserError
-from .files import whole_file
+from .files import whole_file, whole_folder
 
 ADAPTER = "flowrl"
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
@@ -122,6 +123,23 @@ def take_lora(module: nn.Module) -> None:
     _to_float32(module)
 
 
+def train_whole(module: nn.Module) -> None:
+    """Train every weight of a denoiser.
+
+    Raises:
+        UserError: the module has adapters, or is not in float32.
+    """
+    if has_adapters(module):
+        raise UserError("the model has adapters, and all of its weights are to be trained; fuse or unload them first.")
+    other = sorted({str(p.dtype) for p in module.parameters() if p.dtype != torch.float32})
+    if other:
+        raise UserError(
+            f"all weights of {type(module).__name__} are to be trained, and some are {', '.join(other)}, where small "
+            "updates are rounded away; load it in float32."
+        )
+    module.requires_grad_(True)
+
+
 def adapter_name(module: nn.Module) -> str:
     """The name of the one active adapter of a module.
 
@@ -218,10 +236,10 @@ class WeightCopy:
         tensors: the copy, by parameter name.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy the weights as they are now."""
+    def __init__(self, parameters: Mapping[str, nn.Parameter], device: str | None = None) -> None:
+        """Copy the weights as they are now, to where they are or to a device that has room for them."""
         self._parameters = dict(parameters)
-        self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in parameters.items()}
+        self.tensors: dict[str, Tensor] = {n: p.detach().to(device=device, copy=True) for n, p in parameters.items()}
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
@@ -241,7 +259,7 @@ class WeightCopy:
         current = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
             for name, parameter in self._parameters.items():
-                parameter.data = self.tensors[name]
+                parameter.data = self.tensors[name].to(parameter.device)
             yield
         finally:
             for name, parameter in self._parameters.items():
@@ -307,6 +325,21 @@ def export_lora(modules: Mapping[str, nn.Module], folder: Path) -> Path:
     with whole_file(path) as temporary:
         save_file(weights, temporary, metadata={"format": "pt"})
     return path
+
+
+def export_whole(modules: Mapping[str, nn.Module], folder: Path) -> Path:
+    """Write denoisers as their classes' ``from_pretrained`` reads them, each in a folder with its component's name.
+
+    Returns:
+        The folder.
+    """
+    for component, module in modules.items():
+        path = Path(folder) / component
+        if path.exists():
+            shutil.rmtree(path)
+        with whole_folder(path) as temporary:
+            module.save_pretrained(temporary)  # type: ignore[operator]
+    return Path(folder)
 
 
 def weight_norm(tensors: Mapping[str, Tensor]) -> float:

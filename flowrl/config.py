@@ -17,7 +17,7 @@ from . import recipe
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
-KernelName: TypeAlias = Literal["ode", "flow_sde", "dance_sde", "flow_cps", "ddim"]
+KernelName: TypeAlias = Literal["ode", "flow_sde", "dance_sde", "flow_cps", "ddim", "consistency"]
 
 
 class Section(BaseModel):
@@ -196,6 +196,29 @@ class LoraConfig(Section):
     """Module names that get an adapter; null is the attention of the denoiser."""
 
 
+class FitConfig(Section):
+    """How a run fits its device, and how fast it is there; `docs/fitting.md` says what each key saves and costs."""
+
+    train: Literal["lora", "full"] = "lora"
+    """``lora``, or all weights of the denoiser, in float32; ``lora:`` is not used then."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them; the gradients are the same."""
+    compile: Literal["none", "regional"] = "none"
+    """``regional`` compiles the repeated blocks of the denoiser, once for all of them."""
+    attention: str | None = None
+    """An attention backend of diffusers, such as ``native``, ``flash`` or ``xformers``; null leaves the choice to it."""
+    quantise: Literal["none", "int8"] = "none"
+    """``int8`` holds the frozen weights of the denoiser in 8 bits, by torchao."""
+    text_encoders: Literal["keep", "offload", "release"] = "keep"
+    """When all prompts are encoded: ``keep`` the text encoders on the device, move them to the CPU, or drop them."""
+    vae_tiling: bool = False
+    """Decode pictures tile by tile; seams may show."""
+    vae_slicing: bool = False
+    """Decode pictures one by one."""
+    fsdp: bool = False
+    """Share the frozen weights of the denoiser out over all processes (FSDP2)."""
+
+
 class EvalConfig(Section):
     """Evaluation on held-out prompts: fixed seeds and the stock deterministic sampler."""
 
@@ -243,6 +266,8 @@ class RunConfig(Section):
     """How it is sampled."""
     lora: LoraConfig = LoraConfig()
     """What is trained."""
+    fit: FitConfig = FitConfig()
+    """How it fits the device."""
     rewards: dict[str, RewardOptions]
     """What is wanted: plug-in names with their weights."""
     advantage: AdvantageConfig = AdvantageConfig()

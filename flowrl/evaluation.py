@@ -78,19 +78,11 @@ def evaluate(
         progress: wraps the micro-batches of this process, for a progress bar.
     """
     calls = policy.denoiser_calls
-    batches = plan_step(
-        rows,
-        group_size=setting.samples_per_prompt,
-        micro_batch_size=setting.micro_batch_size,
-        step=0,
-        seed=sample_seed("evaluation", setting.seed),
-    )
+    batches = eval_batches(rows, setting)
     mine = {}
     for batch in progress([b for b in batches if b.index % parallel.world_size() == parallel.rank()]):
         prompts = [row.prompt for row in batch.rows]
-        images = policy.sample(
-            prompts, seeds=batch.seeds, steps=setting.steps, guidance_scale=setting.guidance_scale, **setting.call
-        )
+        images = draw(policy, batch, setting)
         scored = RewardBatch(images, prompts, [row.metadata for row in batch.rows], torch.tensor(batch.groups))
         first = [
             sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)
@@ -105,6 +97,25 @@ def evaluate(
     metrics["eval/diversity"] = diversity(thumbnails)
     kept_images = [image for part in parts.values() for image in part[2]]
     return Evaluation(metrics, kept_images, _records(batches, scores, rewards.names, setting.keep))
+
+
+def eval_batches(rows: Sequence[PromptRow], setting: Setting) -> list[MicroBatch]:
+    """The micro-batches of an evaluation, the same each time."""
+    return plan_step(
+        rows,
+        group_size=setting.samples_per_prompt,
+        micro_batch_size=setting.micro_batch_size,
+        step=0,
+        seed=sample_seed("evaluation", setting.seed),
+    )
+
+
+def draw(policy: Policy, batch: MicroBatch, setting: Setting) -> Tensor:
+    """Pictures of a micro-batch."""
+    prompts = [row.prompt for row in batch.rows]
+    return policy.sample(
+        prompts, seeds=batch.seeds, steps=setting.steps, guidance_scale=setting.guidance_scale, **setting.call
+    )
 
 
 def diversity(images: Tensor) -> float:

@@ -18,7 +18,10 @@ kernel       s, the noise                                             std of the
 `ddim`       a sqrt((1-A')/(1-A) (1 - A/A')), A = alpha_cumprod       s
 ===========  =======================================================  ==============================
 
-Two rules hold for all of them. Noise 0 is the stock scheduler's step, bit for bit. A step that ends on clean data
+`consistency` is for models that jump to the data and are noised again; its std is ``a sqrt(1 - A')``.
+
+Two rules hold for all of them. Noise 0 is the stock scheduler's step, bit for bit; only a consistency model's is
+stochastic itself, and `consistency` says what stands for it. A step that ends on clean data
 (``sigma_next = 0``) is deterministic: noise drawn there would stay in the picture, and no model call could remove it.
 """
 
@@ -89,7 +92,30 @@ class DDPMPlace:
         return math.sqrt(1 - self.alpha_cumprod_next)
 
 
+@dataclass(frozen=True)
+class ConsistencyPlace(DDPMPlace):
+    """Where a transition stands in the schedule of a DDPM-type consistency model.
+
+    Attributes:
+        c_skip: share of x in the predicted clean latents, ``c_skip x + c_out x_0``; 0 but near to the data.
+        c_out: share of x_0 in them.
+    """
+
+    c_skip: float = 0.0
+    c_out: float = 1.0
+
+
 Place = FlowPlace | DDPMPlace
+Kind = Literal["flow", "ddpm", "consistency"]
+"""Kinds of models: flow matching; DDPM-type; DDPM-type consistency models."""
+
+_FITTING: dict[Kind, tuple[str, str]] = {
+    "flow": ("flow", "flow_sde, dance_sde, flow_cps"),
+    "ddpm": ("DDPM-type", "ddim"),
+    "consistency": ("consistency", "consistency"),
+}
+"""What a kind is called, and the kernels with noise that fit it."""
+
 Coefficients = Callable[[FlowPlace, float], tuple[float, float, float]]
 
 
@@ -101,11 +127,13 @@ class Kernel:
         name: the name in a config.
         noise_level: strength of the noise, 0 is deterministic.
         coefficients: ``(place, noise_level) -> (c_x, c_v, std)`` of a flow kernel; None for DDPM-type models.
+        kind: the kind of model that it is for, if it has noise.
     """
 
     name: str
     noise_level: float
     coefficients: Coefficients | None = None
+    kind: Kind = "flow"
 
     def __post_init__(self) -> None:
         """Refuse a negative or infinite noise level."""
@@ -126,6 +154,8 @@ class Kernel:
         std = torch.tensor(self.std(place))
         if std == 0:
             mean = _stock_step(x, model_output, place)
+        elif isinstance(place, ConsistencyPlace):
+            mean = _consistency(x.float(), model_output.float(), place, self.noise_level)
         elif isinstance(place, DDPMPlace):
             mean = _ddim(x.float(), model_output.float(), place, std)
         else:
@@ -137,9 +167,11 @@ class Kernel:
         """The std of the transition at a place, without a model call."""
         if self.noise_level == 0:
             return 0.0
-        self.check_suits(isinstance(place, DDPMPlace))
+        self.check_suits(kind_of(place))
         if place.sigma_next == 0:
             return 0.0
+        if isinstance(place, ConsistencyPlace):
+            return self.noise_level * place.sigma_next
         return _ddim_std(place, self.noise_level) if isinstance(place, DDPMPlace) else self._flow(place)[2]
 
     def deterministic(self) -> Kernel:
@@ -150,15 +182,26 @@ class Kernel:
         assert self.coefficients is not None, f"{self.name} is no flow kernel"
         return self.coefficients(place, self.noise_level)
 
-    def check_suits(self, ddpm: bool) -> None:
-        """Refuse a kernel with noise that is for the other kind of model: DDPM-type, or flow matching.
+    def check_suits(self, kind: Kind) -> None:
+        """Refuse a kernel with noise that is for another kind of model.
 
         Raises:
             UserError: names the kernels that fit.
         """
-        if self.noise_level > 0 and ddpm != (self.coefficients is None):
-            kind, known = ("DDPM-type", "ddim") if ddpm else ("flow", "flow_sde, dance_sde, flow_cps")
-            raise UserError(f"kernel {self.name!r} does not fit a {kind} model; write one of: ode, {known}.")
+        if self.noise_level > 0 and kind != self.kind:
+            called, known = _FITTING[kind]
+            raise UserError(f"kernel {self.name!r} does not fit a {called} model; write one of: ode, {known}.")
+
+
+def kind_of(place: Place) -> Kind:
+    """The kind of model to whose schedule a place belongs.
+
+    >>> kind_of(ConsistencyPlace(0, 999, 0.005, 0.1))
+    'consistency'
+    """
+    if isinstance(place, FlowPlace):
+        return "flow"
+    return "consistency" if isinstance(place, ConsistencyPlace) else "ddpm"
 
 
 def ode() -> Kernel:
@@ -252,7 +295,31 @@ def ddim(noise_level: float = 1.0) -> Kernel:
     """
     if noise_level > 1:
         raise UserError(f"noise_level of ddim is its eta, {noise_level}; wanted a number in [0, 1].")
-    return Kernel("ddim", noise_level)
+    return Kernel("ddim", noise_level, kind="ddpm")
+
+
+def consistency(noise_level: float = 1.0) -> Kernel:
+    """Multistep sampling of a DDPM-type consistency model: a jump to the clean latents, which are noised again.
+
+    ``mean = sqrt(A') f + sqrt(1 - A') sqrt(1 - a^2) eps``, ``std = a sqrt(1 - A')``, with the consistency function
+    ``f = c_skip x + c_out x_0`` and the predictions x_0 and eps. At ``a = 1`` all noise is new, which is the sampler of
+    LCM and the policy of RLCM. Less makes a part of it that of ``x``: how much noise there is after a step stays the
+    same, as the model expects it. Noise 0 thus is DDIM's step with ``f`` for x_0; the stock sampler has no such step,
+    except for the last, which is ``f`` for every ``a``.
+
+    See "Latent Consistency Models: Synthesizing High-Resolution Images with Few-Step Inference", Luo et al.,
+    https://arxiv.org/abs/2310.04378, and "RL for Consistency Models: Faster Reward Guided Text-to-Image Generation",
+    Oertell et al., https://arxiv.org/abs/2404.03673.
+
+    Args:
+        noise_level: a in [0, 1]; 1 is the stock sampler's distribution.
+
+    >>> consistency(1.0).std(ConsistencyPlace(0, 999, 0.005, 0.75))
+    0.5
+    """
+    if noise_level > 1:
+        raise UserError(f"noise_level of consistency is {noise_level}; wanted a number in [0, 1].")
+    return Kernel("consistency", noise_level, kind="consistency")
 
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
@@ -261,6 +328,7 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
     "dance_sde": dance_sde,
     "flow_cps": flow_cps,
     "ddim": ddim,
+    "consistency": consistency,
 }
 """Every built-in kernel by its name in a config."""
 
@@ -341,6 +409,8 @@ def _marginal_preserving(place: FlowPlace, s: float) -> tuple[float, float, floa
 
 def _stock_step(x: Tensor, model_output: Tensor, place: Place) -> Tensor:
     """The step of diffusers, in the dtypes in which it is taken there: not a limit of the formulas, but equal."""
+    if isinstance(place, ConsistencyPlace):
+        return _consistency(x, model_output, place, 0.0).float()
     if isinstance(place, DDPMPlace):
         return _ddim(x, model_output, place, torch.tensor(0.0)).float()
     # A 0-dim tensor, unlike a Python number, is rounded to the dtype of a bfloat16 output before the product.
@@ -354,8 +424,24 @@ def _ddim_std(place: DDPMPlace, eta: float) -> float:
 
 
 def _ddim(x: Tensor, model_output: Tensor, place: DDPMPlace, std: Tensor) -> Tensor:
-    # The operations, their order and their float32 scalars are those of diffusers' DDIMScheduler: eta 0 is bit-equal.
-    a, a_next = torch.tensor(place.alpha_cumprod), torch.tensor(place.alpha_cumprod_next)
+    a_next = torch.tensor(place.alpha_cumprod_next)
+    x_0, eps = _predicted(x, model_output, place)
+    return a_next**0.5 * x_0 + (1 - a_next - std**2) ** 0.5 * eps
+
+
+def _consistency(x: Tensor, model_output: Tensor, place: ConsistencyPlace, noise_level: float) -> Tensor:
+    a_next = torch.tensor(place.alpha_cumprod_next)
+    x_0, eps = _predicted(x, model_output, place)
+    jump = place.c_out * x_0 + place.c_skip * x
+    return a_next**0.5 * jump + ((1 - noise_level**2) * (1 - a_next)) ** 0.5 * eps
+
+
+def _predicted(x: Tensor, model_output: Tensor, place: DDPMPlace) -> tuple[Tensor, Tensor]:
+    """The predicted x_0 and eps.
+
+    The operations, their order and their float32 scalars are those of diffusers' DDIMScheduler: eta 0 is bit-equal.
+    """
+    a = torch.tensor(place.alpha_cumprod)
     b = 1 - a
     if place.prediction_type == "epsilon":
         x_0, eps = (x - b**0.5 * model_output) / a**0.5, model_output
@@ -368,4 +454,4 @@ def _ddim(x: Tensor, model_output: Tensor, place: DDPMPlace, std: Tensor) -> Ten
         raise UserError(f"the scheduler's prediction_type is {place.prediction_type!r}; known: {known}.")
     if place.clip_range is not None:
         x_0 = x_0.clamp(-place.clip_range, place.clip_range)
-    return a_next**0.5 * x_0 + (1 - a_next - std**2) ** 0.5 * eps
+    return x_0, eps

@@ -26,12 +26,21 @@ import torch
 from torch import Tensor, nn
 
 from . import memo
-from .adapters import LoRA, adapters_off, add_lora, export_lora, take_lora, trainable_parameters
+from .adapters import (
+    LoRA,
+    WeightCopy,
+    adapters_off,
+    add_lora,
+    export_lora,
+    export_whole,
+    take_lora,
+    train_whole,
+    trainable_parameters,
+)
 from .errors import UserError
 from .kernels import Kernel, Prediction, Reduction
 from .memo import Memo, Memory
 from .scheduler import (
-    DDPMPolicyScheduler,
     Done,
     Finishing,
     FlowPolicyScheduler,
@@ -89,6 +98,7 @@ class Policy:
         trainable: Sequence[str] | None = None,
         lora: LoRA | None = DEFAULT_LORA,
         reduction: Reduction = "mean",
+        full: bool = False,
     ) -> None:
         """Make a pipeline a policy.
 
@@ -98,28 +108,35 @@ class Policy:
             trainable: component names; None takes the pipeline's denoisers.
             lora: the adapter to add; None trains the one that is there.
             reduction: of log-probabilities, ``"mean"`` or ``"sum"`` over a sample's elements.
+            full: train all weights instead of an adapter; a copy of the base, for `reference`, stays on the CPU.
 
         Raises:
             UserError: no such component, no policy for its scheduler, a kernel that does not suit it, or no adapter.
         """
         self.pipe, self.kernel, self.reduction = pipe, kernel, reduction
+        if getattr(pipe, "scheduler", None) is None:
+            raise UserError(f"{type(pipe).__name__} has no scheduler: it samples nothing, and cannot be a policy.")
         self._scheduler = policy_scheduler(pipe.scheduler)
-        kernel.check_suits(isinstance(self._scheduler, DDPMPolicyScheduler))
+        kernel.check_suits(self._scheduler.kind)
         _check_no_momentum(pipe)
         self.modules = _components(pipe, trainable)
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):
                 part.eval()
-                if getattr(part, "_supports_gradient_checkpointing", False) and not hasattr(part, "gradient_checkpointing"):
+                checkpoints = getattr(part, "_supports_gradient_checkpointing", False)
+                if checkpoints and not hasattr(part, "gradient_checkpointing"):
                     part.gradient_checkpointing = False  # read with gradients on, but not set, by Z-Image's control net
                 if name not in self.modules:
                     part.requires_grad_(False)
         for module in self.modules.values():
-            if lora is None:
+            if full:
+                train_whole(module)
+            elif lora is None:
                 take_lora(module)
             else:
                 add_lora(module, lora)
         self.parameters = trainable_parameters(self.modules)
+        self._base = WeightCopy(self.parameters, "cpu") if full else None
         self.denoiser_calls = 0
         self._session: Session | None = None
         self._batch_doubled = False
@@ -134,9 +151,10 @@ class Policy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the base model; adapters are float32."""
+        """The dtype of the base model; adapters, and weights that are trained themselves, are float32."""
         module = next(iter(self.modules.values()))
-        return next(p for p in module.parameters() if not p.requires_grad).dtype
+        frozen = (p.dtype for p in module.parameters() if not p.requires_grad)
+        return next((dtype for dtype in frozen if dtype.is_floating_point), torch.float32)
 
     @property
     def prediction(self) -> Prediction:
@@ -234,7 +252,7 @@ class Policy:
         if session.last is None or session.start is None:
             raise UserError(f"{type(self.pipe).__name__} never called its scheduler; it cannot be a policy.")
         return Rollout(
-            images=torch.empty(0) if images is None else as_pictures(images),
+            images=torch.empty(0) if images is None else as_pictures(images, len(prompts)),
             latents=own(session.last),
             transitions=session.transitions,
             arrivals=session.arrivals,
@@ -307,7 +325,7 @@ class Policy:
         if step not in known:
             raise UserError(f"step {step} was not kept; the rollout holds {known}.")
         session = Finishing(self.kernel, step, rollout.arrivals.get(step), rollout.arrivals_beside.get(step))
-        return as_pictures(self._again(rollout, session))
+        return as_pictures(self._again(rollout, session), len(rollout))
 
     @torch.no_grad()
     def sample(
@@ -331,15 +349,23 @@ class Policy:
                 images = self._call_pipe(**arguments, generator=generator, output_type="pt")
         finally:
             self.pipe.scheduler = stock
-        return as_pictures(images)
+        return as_pictures(images, len(prompts))
 
     def reference(self) -> AbstractContextManager[None]:
-        """The base model inside the block: adapters off, everything restored afterwards."""
-        return adapters_off(self.modules)
+        """The base model inside the block: adapters off, or its weights put in; everything restored afterwards."""
+        return adapters_off(self.modules) if self._base is None else self._base.active()
+
+    def remember_in(self, memory: Memo) -> None:
+        """Remember what frozen parts return in another memory; what was remembered so far is forgotten."""
+        self._memo = memory
 
     def save_lora(self, folder: str | Path) -> Path:
         """Write the adapter for ``load_lora_weights``, its scale included."""
         return export_lora(self.modules, Path(folder))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write what was trained: the adapter, or whole denoisers for their classes' ``from_pretrained``."""
+        return self.save_lora(folder) if self._base is None else export_whole(self.modules, Path(folder))
 
     def _call(
         self, prompts: Sequence[str], steps: int, guidance_scale: float | None, call: Mapping[str, Any]
@@ -380,6 +406,13 @@ class Policy:
                 torch.manual_seed(seeds[0])
                 generator = _single(generators, torch.Generator)
                 return self._call_pipe(**arguments, generator=generator, output_type="pt")
+        except AttributeError as error:
+            if type(self._scheduler).__name__ not in str(error):
+                raise
+            raise UserError(
+                f"{type(self.pipe).__name__} asks its {type(stock).__name__} for something that a policy's scheduler "
+                f"does not have ({error}); it cannot be a policy."
+            ) from error
         finally:
             self.pipe.scheduler, self._session = stock, None
             self._processors = [(part, kept) for part, kept in processors if part.processor is not kept]
@@ -395,7 +428,8 @@ class Policy:
 
     def _call_pipe(self, **arguments: Any) -> Any:
         # The undecorated function: diffusers wraps __call__ in torch.no_grad().
-        return inspect.unwrap(type(self.pipe).__call__)(self.pipe, **arguments)[0]
+        output = inspect.unwrap(type(self.pipe).__call__)(self.pipe, **arguments)
+        return output[0] if isinstance(output, tuple) else output
 
     def _remembered(self, memory: Memory) -> dict[str, Any]:
         frozen = memo.frozen_callables(self.pipe, list(self.modules))
@@ -450,8 +484,10 @@ def for_each_prompt(call: Mapping[str, Any], count: int) -> dict[str, Any]:
     return {name: [value] * count if name in texts else value for name, value in call.items()}
 
 
-def as_pictures(output: Any) -> Tensor:
+def as_pictures(output: Any, samples: int | None = None) -> Tensor:
     """A pipeline's first output as float32 `[B, 3, H, W]`, or of a video `[B, F, 3, H, W]`.
+
+    Some pipelines draw one video at a time, and leave its batch axis out: where ``samples`` is 1, it is put back.
 
     >>> as_pictures(np.zeros((2, 8, 8, 3))).shape
     torch.Size([2, 3, 8, 8])
@@ -461,7 +497,7 @@ def as_pictures(output: Any) -> Tensor:
     if isinstance(output, np.ndarray):  # some pipelines know no tensors; they have no gradients either
         return torch.from_numpy(output).movedim(-1, -3).float()
     pictures: Tensor = output.float()
-    return pictures
+    return pictures[None] if samples == 1 and len(pictures) != 1 else pictures
 
 
 def _processors(modules: Mapping[str, nn.Module]) -> list[tuple[Any, Any]]:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 RESUMABLE = ("output", "max_steps", "micro_batch_size", "eval", "checkpoint_every", "keep_checkpoints", "trackers")
 """Fields that may change when a run is resumed: none of them alters what the steps compute."""
 
+RESUMABLE_FIT = ("gradient_checkpointing", "text_encoders", "vae_slicing", "fsdp")
+"""The same for fields of ``fit``."""
+
 RUN_FILES = (
     "config.yaml",
     "metrics.jsonl",
@@ -38,6 +41,7 @@ RUN_FILES = (
     "samples",
     "checkpoints",
     "adapter",
+    "model",
     "trackers",
     "report.html",
     "stopped.json",
@@ -94,11 +98,14 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     config, model = resolved.config, resolved.files.place
     loader = plugins.load("pipelines", config.model.loader)
     kernel, objective = make_kernel(config.policy), make_objective(config.objective)
+    from .fitting import check_fit
+
     check_transitions(config.objective.name, objective, kernel)
     objective.check(config.policy.steps)
     selection = make_selection(config.policy)
     check_branch(config, selection, kernel)
     advantage = make_advantage(config.advantage)
+    check_fit(config, len(eval_rows), int(os.environ.get("WORLD_SIZE", "1")))
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.
     rewards = make_rewards(config.rewards)
@@ -183,12 +190,13 @@ def check_output(config: RunConfig, resume: bool) -> None:
 
 
 def _same_run(config: RunConfig, path: Path) -> None:
-    before, now = (c.model_dump(mode="json", exclude=set(RESUMABLE)) for c in (load_config(path), config))
+    free = {**dict.fromkeys(RESUMABLE, True), "fit": set(RESUMABLE_FIT)}
+    before, now = (c.model_dump(mode="json", exclude=free) for c in (load_config(path), config))
     changed = [f"{key} was {before[key]}, is {now[key]}" for key in now if before[key] != now[key]]
     if changed:
         raise UserError(
             f"{path} is of another run: {'; '.join(changed)}. Take the old values back, or write another output. "
-            f"Free to change when resuming: {', '.join(RESUMABLE)}."
+            f"Free to change when resuming: {', '.join((*RESUMABLE, *(f'fit.{name}' for name in RESUMABLE_FIT)))}."
         )
 
 
@@ -289,17 +297,18 @@ def check_disk(config: RunConfig, model: str) -> None:
 def run_bytes(config: RunConfig, model: str) -> int:
     """About how many bytes a run writes.
 
-    A checkpoint holds the LoRA, Adam's two moments, and up to two more copies (EMA, old policy), in float32; one more
+    A checkpoint holds what is trained, Adam's two moments, and up to two more copies (EMA, old policy), in float32; one more
     than ``keep_checkpoints`` exist while the newest is written. The sizes come from the headers of the weight files;
     for a model that is not on this disk only a flat sum is asked for.
     """
     from .policy import DENOISERS
 
-    numbers = sum(
-        config.lora.rank * (shape[0] + shape[1])
-        for name, shape in matrices(Path(model), DENOISERS)
-        if name.endswith(_targets(config.lora.targets))
-    )
+    found = matrices(Path(model), DENOISERS)
+    if config.fit.train == "full":
+        numbers = sum(shape[0] * shape[1] for _, shape in found)
+    else:
+        targets = _targets(config.lora.targets)
+        numbers = sum(config.lora.rank * (shape[0] + shape[1]) for name, shape in found if name.endswith(targets))
     return 4 * numbers * (5 * (config.keep_checkpoints + 1) + 2) + _SPARE_BYTES
 
 

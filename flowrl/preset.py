@@ -28,10 +28,16 @@ T = TypeVar("T")
 Scheduler = Literal["flow", "ddpm", "consistency", "unknown"]
 """Kinds of schedulers: flow matching; DDPM-type; consistency models, which re-noise; not known to flowrl."""
 
-KERNELS: Mapping[str, str] = {"flow": "flow_sde", "ddpm": "ddim"}
+KERNELS: Mapping[str, str] = {"flow": "flow_sde", "ddpm": "ddim", "consistency": "consistency"}
 """The stochastic kernel where neither recipe nor preset names one, by the kind of the scheduler."""
 
-NOISE_LEVELS: Mapping[str, float] = {"flow_sde": 0.7, "dance_sde": 0.3, "flow_cps": 0.7, "ddim": 1.0}
+NOISE_LEVELS: Mapping[str, float] = {
+    "flow_sde": 0.7,
+    "dance_sde": 0.3,
+    "flow_cps": 0.7,
+    "ddim": 1.0,
+    "consistency": 1.0,
+}
 """The noise level where only the kernel is known: the kernel's own default."""
 
 _DDPM_TYPE = ("DDIM", "DDPM", "PNDM", "EulerDiscrete", "EulerAncestral", "LMS", "DPMSolver", "UniPC", "Heun", "KDPM2")
@@ -183,9 +189,11 @@ def scheduler_kind(name: str | None, config: Mapping[str, Any]) -> Scheduler:
     'flow'
     """
     name = name or ""
-    if name.startswith(("LCM", "FlowMatchLCM", "SCM", "TCD")):
+    if name.startswith(("LCM", "SCM")):
         return "consistency"
-    if name.startswith(("FlowMatch", "FlowMap")) or config.get("use_flow_sigmas", False):
+    if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
+        return "flow"
+    if name.startswith(("FlowMatchEuler", "FlowMapEuler")) or config.get("use_flow_sigmas", False):
         return "flow"
     return "ddpm" if name.startswith(("CogVideoX", *_DDPM_TYPE)) else "unknown"
 
@@ -226,11 +234,12 @@ class Resolved:
         from .adapters import adapted
 
         layers = sorted({end for module in policy.modules.values() for end in adapted(module)})
+        whole = "with all of its weights" if self.config.fit.train == "full" else ""
         scale = self.config.policy.guidance_scale
         guidance = "guidance is left at the pipeline's default" if scale is None else f"guidance_scale {scale:g}"
         return (
             f"warning: {type(policy.pipe).__name__} has no preset, so this was guessed, where the recipe does not say "
-            f"it: {', '.join(policy.modules)} is trained, with a LoRA on {', '.join(layers) or 'no layer'}; kernel "
+            f"it: {', '.join(policy.modules)} is trained, {whole or 'with a LoRA on ' + ', '.join(layers)}; kernel "
             f"{policy.kernel.name} with noise level {policy.kernel.noise_level:g}; {guidance}."
         )
 

@@ -27,6 +27,10 @@ from .files import whole_file, whole_folder, write_json
 PACKAGES = ("flowrl", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
 
 
+EXPORTS = {"lora": "adapter", "full": "model"}
+"""The folder of what was trained, by ``fit.train``."""
+
+
 class RunFolder:
     """Writes the files of a run."""
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -34,13 +35,14 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
-from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler, LCMScheduler
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
+from diffusers.schedulers.scheduling_lcm import LCMSchedulerOutput
 from torch import Tensor
 
 from . import kernels
 from .errors import UserError
-from .kernels import DDPMPlace, FlowPlace, Kernel, Place, Reduction
+from .kernels import ConsistencyPlace, DDPMPlace, FlowPlace, Kernel, Kind, Place, Reduction
 from .trajectory import Transition, own, spread
 
 STD_FLOOR = 0.05
@@ -343,10 +345,12 @@ class PolicyScheduler(ABC):
     Attributes:
         session: what to do with each step.
         places: the whole schedule, step by step.
+        kind: the kind of model that is scheduled.
         batch: samples of the micro-batch, as far as known.
         copies: how often the pipeline had each sample at the last step.
     """
 
+    kind: ClassVar[Kind]
     batch: int | None = None
     copies: int = 1
     session: Session
@@ -395,7 +399,7 @@ class PolicyScheduler(ABC):
         if self.session.timestep is not None:
             # One more than there are, for the step that is walked; all alike, wherever a pipeline starts among them.
             shown = self.session.timestep.to(self.timesteps.device)
-            self.timesteps = shown.expand(len(self.places) + 1, *shown.shape)
+            self.timesteps = shown.expand(len(self.timesteps) + 1, *shown.shape)
 
     def step(
         self,
@@ -413,7 +417,13 @@ class PolicyScheduler(ABC):
         self.copies = self._copies_in(sample)
         if self.copies > 1:
             sample, model_output = sample[: self.batch], model_output[: self.batch]
+        folded = self.batch is not None and len(sample) > self.batch and len(sample) % self.batch == 0
+        if folded:  # a video's frames, as if they were samples
+            frames = (self.batch, len(sample) // cast("int", self.batch))
+            sample, model_output = sample.unflatten(0, frames), model_output.unflatten(0, frames)
         x_next = self.outward(place, self.session.step(place, *self.inward(place, sample, model_output, options)))
+        if folded:
+            x_next = x_next.flatten(0, 1)
         if self.copies > 1:
             x_next = torch.cat([x_next] * self.copies)
         if hasattr(self, "_step_index"):  # stock schedulers count too: `scale_noise` reads it, for what a mask keeps
@@ -446,6 +456,7 @@ class FlowPolicyScheduler(PolicyScheduler):
         exploding: whether noise grows so; known when the schedule is set.
     """
 
+    kind = "flow"
     sigmas: Tensor
     exploding: bool = False
 
@@ -490,7 +501,11 @@ class FlowPolicyScheduler(PolicyScheduler):
         return x_next / (1 - self._level(place.sigma_next)) if self.exploding else x_next
 
     def _level(self, sigma: float) -> float | Tensor:
-        return sigma if self.session.sigma is None else self.session.sigma
+        shown = self.session.sigma
+        if shown is None:
+            return sigma
+        known = (place.sigma for place in self.places if shown.ndim == 0 and abs(float(shown) - place.sigma) < 1e-6)
+        return next(known, shown)
 
     def stock_sigma(self, sigma: Tensor) -> Tensor:
         """The stock scheduler's sigma at a noise level: at those of the schedule, its own to the last bit."""
@@ -529,9 +544,32 @@ class FlowPolicyScheduler(PolicyScheduler):
         return timestep
 
 
+class EDMPolicyScheduler(FlowPolicyScheduler):
+    """EDM's schedule for a model that is told ``log(s) / 4`` and predicts v or epsilon, as a flow (see above)."""
+
+    def noise_in(self, x: Tensor, model_output: Tensor, data: float | Tensor) -> Tensor:
+        """Epsilon, worked out from v if the model predicts that."""
+        if self.config.prediction_type == "epsilon":
+            return model_output
+        if self.config.prediction_type != "v_prediction":
+            raise UserError(f"prediction_type {self.config.prediction_type!r} is not supported for an EDM schedule.")
+        s = (1 - data) / data
+        return (s * x + (s * s + 1) ** 0.5 * model_output) / (s * s + 1)
+
+    def scale_model_input(self, sample: Tensor, timestep: float | Tensor, *_: Any, **__: Any) -> Tensor:
+        """The latents with a variance of 1."""
+        step = self._first(timestep) if self._next is None else self._next
+        return sample / (self.sigmas[step] ** 2 + 1) ** 0.5
+
+    def timestep_at(self, sigma: Tensor) -> Tensor:
+        """``log(s) / 4``."""
+        return 0.25 * self.stock_sigma(sigma).log()
+
+
 class DDPMPolicyScheduler(PolicyScheduler):
     """DDIM's schedule for DDPM-type models, whose steps a session takes."""
 
+    kind = "ddpm"
     alphas_cumprod: Tensor
     final_alpha_cumprod: Tensor
 
@@ -557,6 +595,65 @@ class DDPMPolicyScheduler(PolicyScheduler):
         return (shares - sigma[..., None]).abs().argmin(dim=-1)
 
 
+class ConsistencyPolicyScheduler(DDPMPolicyScheduler):
+    """LCM's schedule for DDPM-type consistency models, whose steps a session takes."""
+
+    kind = "consistency"
+    get_scalings_for_boundary_condition_discrete: Callable[[Any], tuple[Any, Any]]
+
+    def schedule(self, num_inference_steps: int | None) -> list[Place]:
+        """As for DDPM-type models, but each step leads to the next timestep of the schedule, and the last to data."""
+        places = cast("list[DDPMPlace]", super().schedule(num_inference_steps))
+        after = [place.alpha_cumprod for place in places[1:]] + [1.0]
+        scalings = [self.get_scalings_for_boundary_condition_discrete(timestep) for timestep in self.timesteps]
+        return [
+            ConsistencyPlace(
+                **{**vars(place), "alpha_cumprod_next": a_next}, c_skip=float(c_skip), c_out=float(c_out)
+            )
+            for place, a_next, (c_skip, c_out) in zip(places, after, scalings, strict=True)
+        ]
+
+    def step(self, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
+        """Give the step to the session; what pipelines read beside the latents, and decode at the end, is the last."""
+        x_next = super().step(*args, return_dict=False, **kwargs)[0]
+        return LCMSchedulerOutput(prev_sample=x_next, denoised=x_next) if return_dict else (x_next, x_next)
+
+
+class TrigFlowPolicyScheduler(ConsistencyPolicyScheduler):
+    """SCM's schedule for TrigFlow consistency models, whose steps a session takes.
+
+    Time is an angle from pi / 2, noise, to 0, data: ``x = cos(t) x_0 + sin(t) z``, with data and noise of the spread
+    ``sigma_data``. Divided by that these are the latents of a DDPM-type model with ``sqrt(A) = cos(t)`` that predicts
+    v. So are those of a trajectory: what the kernels compute, what is recorded, and what `Probing` is given.
+    """
+
+    def schedule(self, num_inference_steps: int | None) -> list[Place]:
+        """From each angle to the next; SCM lists the last, which is no step, too."""
+        angles = self.timesteps.tolist()
+        shares = [math.cos(min(angle, math.pi / 2)) ** 2 for angle in angles]  # it starts at 1.5708, a little more
+        return [
+            ConsistencyPlace(step, angles[step], a, a_next, "v_prediction")
+            for step, (a, a_next) in enumerate(pairwise(shares))
+        ]
+
+    def inward(
+        self, place: Place, x: Tensor, model_output: Tensor, options: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """With a spread of 1."""
+        return x / self.config.sigma_data, model_output / self.config.sigma_data
+
+    def outward(self, place: Place, x_next: Tensor) -> Tensor:
+        """With the model's spread."""
+        return x_next * self.config.sigma_data
+
+    def timestep_at(self, sigma: Tensor) -> Tensor:
+        """The angle whose sine is ``sigma``."""
+        angle = sigma.clamp(0, 1).arcsin()
+        for place in getattr(self, "places", []):
+            angle = torch.where((sigma - place.sigma).abs() < 1e-7, torch.tensor(place.timestep).to(angle), angle)
+        return angle
+
+
 _DDPM_TYPE = ("DDIM", "DDPM", "PNDM", "EulerDiscrete", "EulerAncestral", "LMS", "DPMSolver", "UniPC", "Heun", "KDPM2")
 
 
@@ -569,9 +666,11 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     FlowMatchEulerDiscrete                               the same Euler step
     FlowMapEulerDiscrete                                 the same Euler step, by the mean velocity of the interval
     UniPC, DPM-Solver ... with ``use_flow_sigmas``       an Euler step on the solver's own timesteps and sigmas
+    EulerDiscrete with continuous timesteps (EDM's)      the same Euler step, as a flow's
     DDIM, CogVideoXDDIM                                  the same DDIM step
     CogVideoXDPM                                         CogVideoXDDIM's step with the same settings
     DDPM, PNDM, Euler, LMS, DPM-Solver, UniPC, Heun ...  DDIM's step, same betas, prediction type and spacing
+    LCM, SCM                                             the same step, or with less new noise (`kernels.consistency`)
     ===================================================  ==========================================================
 
     Raises:
@@ -583,17 +682,24 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
         if stock.config.stochastic_sampling:
             raise UserError(f"{name} with stochastic_sampling is not supported as a policy.")
         return _joined(FlowPolicyScheduler, stock)
+    if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
+        return _joined(EDMPolicyScheduler, stock)
     if name == "FlowMapEulerDiscreteScheduler" or config.get("use_flow_sigmas", False):
         return _joined(FlowPolicyScheduler, stock)
     if name.startswith("CogVideoX"):
         made = _with_settings_of(CogVideoXDDIMScheduler, stock)
         made.register_to_config(clip_sample=False)  # its step does not clip, whatever the setting says
         return _joined(DDPMPolicyScheduler, made)
+    if isinstance(stock, LCMScheduler):
+        return _joined(ConsistencyPolicyScheduler, stock)
+    if name == "SCMScheduler":
+        return _joined(TrigFlowPolicyScheduler, stock)
     if name.startswith(_DDPM_TYPE):
         return _joined(DDPMPolicyScheduler, _with_settings_of(DDIMScheduler, stock))
     raise UserError(
         f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler, solvers such as UniPC "
-        f"and DPMSolver with use_flow_sigmas, and the DDPM-type schedulers ({', '.join(_DDPM_TYPE)})."
+        "and DPMSolver with use_flow_sigmas, LCMScheduler, SCMScheduler, and the DDPM-type schedulers "
+        f"({', '.join(_DDPM_TYPE)})."
     )
 
 
@@ -601,7 +707,10 @@ def _with_settings_of(kind: type, stock: Any) -> Any:
     # Not from_config: it leaves out settings that are defaults of the stock scheduler and not of DDIM.
     known = inspect.signature(kind).parameters
     settings = {key: value for key, value in stock.config.items() if key in known}
-    return kind(**{"clip_sample": False, **settings})
+    made = kind(**{"clip_sample": False, **settings})
+    # Asked for by pipelines whose model may predict a variance, to be left out then: the kernel has one of its own.
+    made.register_to_config(variance_type="fixed_small")
+    return made
 
 
 def _joined(seam: type[PolicyScheduler], stock: Any) -> PolicyScheduler:

@@ -24,20 +24,20 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from . import parallel
-from .adapters import Decay, LoRA, WeightCopy, constant_decay, export_lora
+from . import fitting, parallel
+from .adapters import Decay, LoRA, WeightCopy, constant_decay
 from .branching import Tree, node_advantages, rollout_tree
 from .checkpoint import Checkpoints, Counters
 from .config import RunConfig
 from .data import MicroBatch, plan_step, rows_for_step, sample_seed
 from .errors import RunStopped
-from .evaluation import Evaluation, Setting, evaluate
+from .evaluation import Evaluation, Setting, draw, eval_batches, evaluate
 from .files import remove_unfinished
 from .objectives import Seeds, Work
 from .policy import Policy
 from .preflight import Preflight, preflight
 from .reward import RewardBatch, Scores
-from .run import RunFolder, environment
+from .run import EXPORTS, RunFolder, environment
 from .scheduler import Schedule
 from .selection import Chosen
 from .trajectory import Rollout
@@ -87,7 +87,7 @@ class Trainer:
     def __init__(self, config: RunConfig, checked: Preflight, accelerator: Accelerator) -> None:
         """Load the model and set everything up; nothing is written yet."""
         self.config, self._checked, self._accelerator = config, checked, accelerator
-        pipe = checked.loader(checked.model, config.model).to(accelerator.device)
+        pipe = checked.loader(checked.model, config.model)
         targets = None if config.lora.targets is None else tuple(config.lora.targets)
         lora = LoRA(config.lora.rank, config.lora.alpha, targets, sample_seed("lora", config.seed))
         self.policy = Policy(
@@ -96,7 +96,9 @@ class Trainer:
             trainable=config.model.trainable,
             lora=lora,
             reduction=config.policy.reduction,
+            full=config.fit.train == "full",
         )
+        fitting.fit(self.policy, config.fit, accelerator.device)
         self.objective = checked.objective
         self.parameters = list(self.policy.parameters.values())
         self.optimizer = torch.optim.AdamW(self.parameters, config.learning_rate, weight_decay=config.weight_decay)
@@ -115,6 +117,7 @@ class Trainer:
     def run(self) -> None:
         """Train from the last checkpoint, or from the start, to ``max_steps``, and export."""
         self._prepare()
+        self._let_encoders_go()
         if self.counters.step == 0:
             self._finish_step({"step": 0.0, **self._evaluate()})
         while self.counters.step < self.config.max_steps:
@@ -183,6 +186,21 @@ class Trainer:
             f"{type(self.policy.pipe).__name__}: {count:,} trainable parameters, run in {self.folder.path}",
             soft_wrap=True,
         )
+
+    def _let_encoders_go(self) -> None:
+        """Encode the prompts of all steps to come and of the evaluations, and send the text encoders away."""
+        how, setting = self.config.fit.text_encoders, self._setting()
+        if how == "keep":
+            return
+        calls: dict[tuple[str, ...], Callable[[], object]] = {}
+        for batch in _mine(eval_batches(self._checked.eval_rows, setting)):
+            calls["evaluation", *(row.prompt for row in batch.rows)] = partial(draw, self.policy, batch, setting)
+        for step in range(self.counters.step, self.config.max_steps):
+            choose = partial(self._checked.selection.select, step, 0)
+            for batch in _mine(self._plan(step)):
+                calls["rollout", *(row.prompt for row in batch.rows)] = partial(self._rollout, batch, choose)
+        with self._timed("encoding"):
+            fitting.let_go(self.policy, self._progress("encoding", list(calls.values())), release=how == "release")
 
     def _plan(self, step: int) -> list[MicroBatch]:
         config, rows = self.config, self._checked.rows
@@ -336,27 +354,30 @@ class Trainer:
             )
 
     def _evaluate(self) -> dict[str, float]:
-        config, setting = self.config, self.config.eval
-        guidance_scale = setting.guidance_scale
         weights = self.copies["ema"].active() if "ema" in self.copies else nullcontext()
         with self._timed("evaluation"), weights:
             result: Evaluation = evaluate(
                 self.policy,
                 self._checked.eval_rows,
                 self._checked.eval_rewards,
-                Setting(
-                    samples_per_prompt=setting.samples_per_prompt,
-                    steps=setting.steps or config.policy.steps,
-                    guidance_scale=config.policy.guidance_scale if guidance_scale is None else guidance_scale,
-                    micro_batch_size=setting.micro_batch_size,
-                    seed=config.seed,
-                    call=self._call,
-                ),
+                self._setting(),
                 lambda batches: self._progress("evaluation", batches),
             )
         if self._accelerator.is_main_process:
             self.folder.save_samples(self.counters.step, result.images, result.records)
         return {**result.metrics, "seconds/evaluation": self._seconds["evaluation"]}
+
+    def _setting(self) -> Setting:
+        config, setting = self.config, self.config.eval
+        guidance_scale = setting.guidance_scale
+        return Setting(
+            samples_per_prompt=setting.samples_per_prompt,
+            steps=setting.steps or config.policy.steps,
+            guidance_scale=config.policy.guidance_scale if guidance_scale is None else guidance_scale,
+            micro_batch_size=setting.micro_batch_size,
+            seed=config.seed,
+            call=self._call,
+        )
 
     def _finish_step(self, metrics: dict[str, float]) -> None:
         if self._accelerator.is_main_process:
@@ -370,14 +391,15 @@ class Trainer:
         self._accelerator.wait_for_everyone()
 
     def _export(self) -> None:
-        """Write the LoRA (and its moving average) for users, and the report."""
+        """Write what was trained (and its moving average) for users, and the report."""
         if self._accelerator.is_main_process:
             from .report import write_report
 
-            export_lora(self.policy.modules, self.folder.path / "adapter")
+            folder = self.folder.path / EXPORTS[self.config.fit.train]
+            self.policy.save(folder)
             if "ema" in self.copies:
                 with self.copies["ema"].active():
-                    export_lora(self.policy.modules, self.folder.path / "adapter" / "ema")
+                    self.policy.save(folder / "ema")
             write_report(self.folder.path)
         self._accelerator.wait_for_everyone()
 

@@ -15,12 +15,14 @@ from flowrl.adapters import (
     ADAPTER,
     LoRA,
     WeightCopy,
+    adapted,
     adapter_layers,
     adapter_name,
     adapters_off,
     add_lora,
     as_state,
     constant_decay,
+    default_targets,
     export_lora,
     ramp_decay,
     take_lora,
@@ -462,3 +464,39 @@ def test_two_active_adapters():
     for layer in adapter_layers(made):
         layer.set_adapter("other")
     assert adapter_name(made) == "other"
+
+
+class Odd(nn.Module):
+    """A denoiser whose attention has none of diffusers' names, if it has any."""
+
+    def __init__(self, attention: str):
+        super().__init__()
+        block = {attention: nn.ModuleDict({"query": nn.Linear(4, 4), "out": nn.Linear(4, 4)})}
+        block |= {"norm_attn": nn.Linear(4, 4), "mlp": nn.Linear(4, 4)}
+        self.blocks = nn.ModuleList([nn.ModuleDict(block), nn.ModuleDict({"mlp": nn.Linear(4, 4)})])
+        self.proj_in = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "wanted"),
+    [
+        ("self_attn", ("blocks.0.self_attn.query", "blocks.0.self_attn.out")),
+        ("cross_attention", ("blocks.0.cross_attention.query", "blocks.0.cross_attention.out")),
+        (
+            "mixer",
+            ("blocks.0.mixer.query", "blocks.0.mixer.out", "blocks.0.norm_attn", "blocks.0.mlp", "blocks.1.mlp"),
+        ),
+    ],
+)
+def test_targets_without_the_usual_names(attention, wanted):
+    """By the names of the modules around them, attention layers; else every linear layer of the repeated blocks."""
+    assert default_targets(Odd(attention)) == wanted
+    made = Odd(attention)
+    add_lora(made, LoRA(rank=2))
+    assert {name for name, part in made.named_modules() if hasattr(part, "lora_A")} == set(wanted)
+    assert adapted(made) == {name.rsplit(".", 1)[1] for name in wanted}
+
+
+def test_nothing_to_adapt():
+    """A module without any of these has no default."""
+    assert default_targets(nn.Sequential(nn.Linear(2, 2))) == ()

@@ -1,5 +1,6 @@
 """Tests of the command line: what it passes on, what it prints, and how it refuses bad input."""
 
+import json
 import os
 import resource
 import shutil
@@ -410,3 +411,34 @@ def test_help_is_there_at_once(tmp_path):
     before = spent()
     subprocess.run([sys.executable, "-m", "flowrl", "--help"], cwd=tmp_path, check=True, capture_output=True)
     assert spent() - before < 1
+
+
+def test_pipelines_list():
+    """A table of the classes that were checked, or JSON with the outcome of each check."""
+    shown = invoke("pipelines", "list")
+    assert shown.exit_code == 0
+    assert "StableDiffusion3Pipeline" in shown.stdout
+    assert "text to image" in shown.stdout
+    rows = json.loads(invoke("pipelines", "list", "--json").stdout)["classes"]
+    (row,) = (row for row in rows if row["name"] == "StableDiffusion3Pipeline")
+    assert (row["scheduler"], row["presets"], row["checks"]["exact_replay"]) == ("flow", ["sd3"], "passed")
+
+
+def test_pipelines_show():
+    """A class's presets, each setting with its source; an unknown class comes with the nearest."""
+    shown = invoke("pipelines", "show", "FluxPipeline")
+    assert shown.exit_code == 0
+    assert "preset flux, schnell, where transformer/config.json has guidance_embeds false" in shown.stdout
+    assert "    noise_level: 0.8" in shown.stdout
+    assert "https://github.com/yifan123/flow_grpo" in shown.stdout
+    wrong = invoke("pipelines", "show", "FluxPipelin")
+    assert wrong.exit_code == 2
+    assert "Did you mean 'FluxPipeline'?" in wrong.output
+
+
+def test_pipelines_list_imports_no_torch(tmp_path):
+    """The table is read from a file."""
+    script = "import sys; from flowrl.cli import app; app(['pipelines', 'list'], standalone_mode=False)"
+    script += "; sys.exit(bool({'torch', 'diffusers', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, LCMScheduler
 from torch.distributions import Normal, kl_divergence
 
 from flowrl import kernels
 from flowrl.errors import UserError
-from flowrl.kernels import KERNELS, DDPMPlace, FlowPlace
+from flowrl.kernels import KERNELS, ConsistencyPlace, DDPMPlace, FlowPlace
 from flowrl.scheduler import policy_scheduler
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 RECORDS = [record for file in sorted(GOLDEN.glob("*.json")) for record in json.loads(file.read_text())["records"]]
-FLOW = [name for name in KERNELS if name != "ddim"]
+FLOW = [name for name in KERNELS if name not in ("ddim", "consistency")]
 NOISY = [name for name in KERNELS if name != "ode"]
+DDPM_FIELDS = ["step", "timestep", "alpha_cumprod", "alpha_cumprod_next", "prediction_type"]
 PREDICTIONS = ["epsilon", "v_prediction", "sample"]
 
 
@@ -30,6 +31,7 @@ class AllSteps:
     """A session that looks at the whole schedule."""
 
     timestep = None
+    sigma = None
 
     def begin(self, places):
         """Nothing to prepare."""
@@ -64,13 +66,11 @@ def read(record):
     """Kernel, place, x and model output of a record."""
     if record["kernel"] == "ddim":
         kernel, output = make("ddim", record["eta"]), "model_output"
-        place = DDPMPlace(
-            record["step"],
-            record["timestep"],
-            record["alpha_cumprod"],
-            record["alpha_cumprod_next"],
-            record["prediction_type"],
-        )
+        place = DDPMPlace(*(record[key] for key in DDPM_FIELDS))
+    elif record["kernel"] == "consistency":
+        kernel, output = make("consistency", record["noise_level"]), "model_output"
+        scalings = {"c_skip": record["c_skip"], "c_out": record["c_out"]}
+        place = ConsistencyPlace(*(record[key] for key in DDPM_FIELDS), **scalings)
     else:
         kernel, output = make(record["kernel"], record["noise_level"]), "velocity"
         sigma, sigma_next = record["sigma"], record["sigma_next"]
@@ -165,7 +165,8 @@ def test_every_step_is_finite(name, steps):
         (ddim_scheduler(), ddim_scheduler(set_alpha_to_one=True)),
     )
     kernel = make(name)
-    for stock in {"ode": flow + ddpm, "ddim": ddpm}.get(name, flow):
+    lcm = (LCMScheduler(), LCMScheduler(prediction_type="v_prediction"))
+    for stock in {"ode": flow + ddpm + lcm, "ddim": ddpm, "consistency": lcm}.get(name, flow):
         for place in places_of(stock, steps):
             mean, std = kernel(torch.randn(1, 64), torch.randn(1, 64), place)
             assert mean.isfinite().all()
@@ -177,7 +178,8 @@ def test_every_step_is_finite(name, steps):
 def test_kernel_for_the_other_kind_of_model(name):
     """A stochastic kernel refuses a model that it was not derived for, and the message names those that fit."""
     flow, ddpm = FlowPlace(0, 500.0, 0.5, 0.25, 0.5), DDPMPlace(0, 500.0, 0.5, 0.75)
-    place, wanted = (flow, "flow model; write one of: ode, flow_sde") if name == "ddim" else (ddpm, "ode, ddim")
+    other = name in ("ddim", "consistency")
+    place, wanted = (flow, "flow model; write one of: ode, flow_sde") if other else (ddpm, "ode, ddim")
     with pytest.raises(UserError, match=wanted):
         make(name)(torch.ones(1, 1), torch.ones(1, 1), place)
     with pytest.raises(UserError, match=wanted):
@@ -220,7 +222,8 @@ def test_flow_cps_keeps_the_total_noise(noise_level):
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_results_are_float32(name, dtype):
     """Mean and std are float32 whatever the model's dtype, and the mean carries gradients to the model output."""
-    place = DDPMPlace(0, 500.0, 0.5, 0.75) if name == "ddim" else FlowPlace(0, 500.0, 0.5, 0.25, 0.75)
+    ddpm = {"ddim": DDPMPlace, "consistency": ConsistencyPlace}
+    place = ddpm[name](0, 500.0, 0.5, 0.75) if name in ddpm else FlowPlace(0, 500.0, 0.5, 0.25, 0.75)
     output = torch.ones(2, 3, dtype=dtype, requires_grad=True)
     mean, std = make(name)(torch.ones(2, 3, dtype=dtype), output, place)
     assert (mean.dtype, std.dtype, std.dim()) == (torch.float32, torch.float32, 0)
@@ -235,11 +238,40 @@ def test_noise_level_must_be_a_finite_number(name, level):
         KERNELS[name](level)
 
 
-@pytest.mark.parametrize("name", ["flow_cps", "ddim"])
+@pytest.mark.parametrize("name", ["flow_cps", "ddim", "consistency"])
 def test_noise_level_of_at_most_one(name):
-    """For flow_cps and ddim more than 1 is meaningless: the share of new noise, and eta."""
+    """For these more than 1 is meaningless: it is the share of new noise, or eta."""
     with pytest.raises(UserError, match=r"1\.1; wanted a number in"):
         KERNELS[name](1.1)
+
+
+def test_consistency_by_hand():
+    """The jump is noised to the next level; the smaller a, the more of that noise is the old one."""
+    # x_0 = (2 - sqrt(0.75) * 1) / sqrt(0.25) = 2.267949, f = 0.9 x_0 + 0.1 x = 2.241154, eps = 1.
+    x, eps = torch.tensor([[2.0]]), torch.tensor([[1.0]])
+    place = ConsistencyPlace(1, 500, 0.25, 0.64, c_skip=0.1, c_out=0.9)
+    mean, std = make("consistency")(x, eps, place)
+    assert (mean.item(), std.item()) == pytest.approx((0.8 * 2.241154, 0.6))
+    mean, std = make("consistency", 0.6)(x, eps, place)
+    assert (mean.item(), std.item()) == pytest.approx((0.8 * 2.241154 + 0.6 * 0.8, 0.36))
+    mean, std = make("consistency", 0.0)(x, eps, place)
+    assert (mean.item(), std.item()) == pytest.approx((0.8 * 2.241154 + 0.6, 0.0))
+    last = ConsistencyPlace(1, 500, 0.25, 1.0, c_skip=0.1, c_out=0.9)
+    mean, std = make("consistency")(x, eps, last)
+    assert (mean.item(), std.item()) == pytest.approx((2.241154, 0.0))
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTIONS)
+def test_consistency_is_the_step_of_lcm(prediction_type, monkeypatch):
+    """At its own noise level the kernel is LCM's step: the same jump, and the same amount of new noise."""
+    stock, kernel, noise = LCMScheduler(prediction_type=prediction_type), make("consistency"), torch.randn(2, 4)
+    monkeypatch.setattr("diffusers.schedulers.scheduling_lcm.randn_tensor", lambda *_, **__: noise)
+    stock.set_timesteps(4)
+    for place, timestep in zip(places_of(stock, 4), stock.timesteps, strict=True):
+        x, output = torch.randn(2, 2, 4)
+        wanted = stock.step(output, timestep, x, return_dict=False)[0]
+        mean, std = kernel(x, output, place)
+        torch.testing.assert_close(mean + std * noise, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_unknown_prediction_type():
@@ -265,6 +297,16 @@ def exact_noise(x, alpha_cumprod, m, s):
     return math.sqrt(1 - alpha_cumprod) / variance * (x - math.sqrt(alpha_cumprod) * m)
 
 
+def exact_jump(x, alpha_cumprod, m, s):
+    """The noise that a perfect consistency model of ``N(m, s^2)`` sees: its x_0 is where the ODE leads from x.
+
+    The ODE keeps ``r = (x - sqrt(A) m) / sqrt(A s^2 + 1 - A)``, and leads to ``m + s r``.
+    """
+    share = math.sqrt(alpha_cumprod)
+    r = (x - share * m) / (alpha_cumprod * s**2 + 1 - alpha_cumprod).sqrt()
+    return (x - share * (m + s * r)) / math.sqrt(1 - alpha_cumprod)
+
+
 def sample_gaussian(name, steps, m, s, count):
     """``count`` samples of ``N(m, s^2)`` by a kernel with the exact model, m and s of shape `[D]`."""
     z = torch.randn(count, len(m))
@@ -272,6 +314,10 @@ def sample_gaussian(name, steps, m, s, count):
         places = places_of(ddim_scheduler(set_alpha_to_one=True), steps)
         a = places[0].alpha_cumprod  # the schedule does not begin at pure noise: 0.7 % of the data is left in x
         x, model = math.sqrt(a) * m + (a * s**2 + 1 - a).sqrt() * z, lambda x, p: exact_noise(x, p.alpha_cumprod, m, s)
+    elif name == "consistency":
+        places = places_of(LCMScheduler(original_inference_steps=steps), steps)
+        a = places[0].alpha_cumprod
+        x, model = math.sqrt(a) * m + (a * s**2 + 1 - a).sqrt() * z, lambda x, p: exact_jump(x, p.alpha_cumprod, m, s)
     else:
         places = places_of(flow_scheduler(shift=1.0), steps)
         x, model = z, lambda x, p: exact_velocity(x, p.sigma, m, s)

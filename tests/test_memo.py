@@ -10,6 +10,7 @@ from PIL import Image
 from flowrl.memo import Memo, Memory, digest, exchanged, frozen_callables, mapped, nbytes
 
 from . import tiny
+from .pipelines.cases import CASES
 
 FITTING = dict(reversed(tiny.STOCHASTIC))
 
@@ -344,12 +345,47 @@ def test_a_module_with_trained_weights_is_not_remembered():
     """A control net that shares a layer with the denoiser changes with it: what it gave once is not what it gives."""
     pipe = tiny.sd15()
     apart = torch.nn.Linear(2, 2)
-    pipe.register_modules(controlnet=torch.nn.ModuleList([apart]))
-    assert "controlnet.forward" in frozen_callables(pipe, ["unet"])
-    pipe.register_modules(controlnet=torch.nn.ModuleList([apart, pipe.unet.conv_in]))
-    assert "controlnet.forward" not in frozen_callables(pipe, ["unet"])
+    pipe.register_modules(image_encoder=torch.nn.ModuleList([apart]))
+    assert "image_encoder.forward" in frozen_callables(pipe, ["unet"])
+    pipe.register_modules(image_encoder=torch.nn.ModuleList([apart, pipe.unet.conv_in]))
+    assert "image_encoder.forward" not in frozen_callables(pipe, ["unet"])
 
 
 def test_mapped_takes_any_key():
     """Dictionaries by layer number too, as some control nets return them."""
     assert mapped({0: torch.ones(1), 5: None}, lambda tensor: tensor.tolist()) == {0: [1.0], 5: None}
+
+
+def test_every_way_to_encode_a_prompt_is_remembered():
+    """Some classes have another function for prompts with pictures."""
+    pipe = CASES["JoyImageEditPipeline"].build()
+    assert {"encode_prompt", "encode_prompt_multiple_images"} < set(frozen_callables(pipe, ["transformer"]))
+
+
+def test_a_walk_of_more_samples_knows_the_shapes_from_fewer():
+    """Call by call, a memory that stems from another answers a walk with the zeros of as many times the samples."""
+    stem, made = Memory(Memo()), []
+
+    def model(x):
+        made.append(len(x))
+        return (x + 1, [row for row in x], {"a": x.sum()})
+
+    answered = stem.walked("model", model, never)
+    answered(torch.ones(2, 3))
+    answered(torch.ones(2, 5))
+    later = Memory(Memo(), stem, times=3)
+    walked = later.walked("model", model, lambda: True)
+    assert later.open
+    for size in (3, 5):
+        tensor, rows, total = walked(torch.ones(6, size))
+        assert torch.equal(tensor, torch.zeros(6, size))
+        assert [row.shape for row in rows] == [(size,)] * 6
+        assert total["a"].shape == ()
+    assert made == [2, 2]
+    assert not later.open
+    walked(torch.ones(6, 7))  # a call that the stem has not made
+    assert made == [2, 2, 6]
+    # Once known, shapes serve any later walk, and a memory that stems from this one.
+    assert torch.equal(later.walked("model", model, lambda: True)(torch.ones(6, 5))[0], torch.zeros(6, 5))
+    assert len(Memory(Memo(), later, times=2).walked("model", model, lambda: True)(torch.ones(12, 3))[0]) == 12
+    assert made == [2, 2, 6]

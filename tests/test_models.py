@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from flowrl.config import ModelConfig
 from flowrl.errors import UserError
-from flowrl.models import bundled_models, find_model, matrices
+from flowrl.models import ModelFiles, bundled_models, find_model, matrices
 
 
 def pipeline_folder(folder: Path, **index: object) -> Path:
@@ -111,3 +111,49 @@ def test_matrices(tmp_path):
     found = dict(matrices(tmp_path, ("transformer", "unet")))
     assert found == {"transformer.to_q.weight": [3, 5], "transformer_2.to_q.weight": [3, 5]}
     assert matrices(tmp_path / "nowhere", ("transformer",)) == []
+
+
+def test_single_file(tmp_path):
+    """A checkpoint in one file is taken if the recipe says its class."""
+    path = tmp_path / "all.safetensors"
+    assert f"there is no file {path}" in complaint(path, pipeline="StableDiffusionPipeline")
+    path.touch()
+    assert "does not say its class; write model.pipeline" in complaint(path)
+    assert find_model(ModelConfig(path=str(path), pipeline="StableDiffusionPipeline")) == str(path)
+    files = ModelFiles(str(path), ModelConfig(path=str(path), pipeline="StableDiffusionPipeline"))
+    assert (files.pipeline, files.commit, files.json("model_index.json")) == ("StableDiffusionPipeline", None, {})
+
+
+@pytest.mark.parametrize("name", ["all.ckpt", "all.pt", "all.bin"])
+def test_pickled_single_file(name, tmp_path):
+    """Pickled checkpoints are refused before anything reads them."""
+    (tmp_path / name).touch()
+    assert "can run code when they are loaded" in complaint(tmp_path / name, pipeline="StableDiffusionPipeline")
+
+
+def test_files_of_a_folder(tmp_path):
+    """The class is that of the index unless the recipe names another; files that are not there are empty."""
+    folder = pipeline_folder(tmp_path / "model")
+    files = ModelFiles(str(folder), ModelConfig(path=str(folder)))
+    assert (files.pipeline, files.commit) == ("StableDiffusion3Pipeline", None)
+    assert files.json("transformer/config.json") == {}
+    named = ModelFiles(str(folder), ModelConfig(path=str(folder), pipeline="StableDiffusion3Img2ImgPipeline"))
+    assert named.pipeline == "StableDiffusion3Img2ImgPipeline"
+    (folder / "transformer").mkdir()
+    (folder / "transformer" / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+        ModelFiles(str(folder), ModelConfig(path=str(folder))).json("transformer/config.json")
+
+
+def test_files_of_a_hub_id_offline():
+    """Without a network, and with nothing in the cache, the index cannot be read; further files are optional."""
+    files = ModelFiles("no-such-org/no-such-model", ModelConfig(path="no-such-org/no-such-model"))
+    with pytest.raises(UserError, match="no-such-org/no-such-model cannot be read"):
+        files.json("model_index.json")
+    assert files.json("transformer/config.json") == {}
+
+
+def test_hub_id_for_a_loader_of_ones_own():
+    """What a user's own loader makes of a hub id is not ours to ask."""
+    model = ModelConfig(path="no-such-org/no-such-model", loader="mine.py:load")
+    assert ModelFiles(model.path, model).pipeline is None

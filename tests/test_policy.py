@@ -7,6 +7,8 @@ import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
+    FluxPriorReduxPipeline,
+    LCMScheduler,
     PNDMScheduler,
     StableDiffusion3PAGPipeline,
 )
@@ -18,6 +20,7 @@ from flowrl.kernels import KERNELS
 from flowrl.policy import Policy, SeededNoise
 
 from . import tiny
+from .pipelines.cases import CASES
 
 every_pipeline = pytest.mark.parametrize("pipeline", list(tiny.PIPELINES))
 every_stochastic = pytest.mark.parametrize(("pipeline", "kernel"), tiny.STOCHASTIC)
@@ -242,6 +245,40 @@ def test_ddpm_type_pipelines_with_another_scheduler(kind):
     assert type(policy.pipe.scheduler) is kind
 
 
+def test_a_pipeline_that_asks_for_more_than_a_schedule(monkeypatch):
+    """What the policy's scheduler does not have (sigmas, say) is named, and the pipeline is whole afterwards."""
+    pipe = tiny.sd15()
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    policy = Policy(pipe, kernel=kernels.ddim())
+    monkeypatch.setattr(pipe, "prepare_latents", lambda *_, **__: pipe.scheduler.sigmas)
+    with pytest.raises(UserError, match=r"StableDiffusionPipeline asks its EulerDiscreteScheduler .*'sigmas'"):
+        policy.rollout(**tiny.arguments("sd15"))
+    assert type(pipe.scheduler) is EulerDiscreteScheduler
+
+
+def test_other_errors_of_a_pipeline_are_its_own(monkeypatch):
+    """An attribute that something else than the scheduler lacks is no reason to refuse the pipeline."""
+    policy = tiny.policy("sd15", "ddim")
+    monkeypatch.setattr(policy.pipe, "prepare_latents", lambda *_, **__: object().shape)
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'shape'"):
+        policy.rollout(**tiny.arguments("sd15"))
+
+
+def test_a_model_with_lcms_scheduler():
+    """SD with an LCM-LoRA and LCM's scheduler is a policy by the kernel for consistency models, and by no other."""
+    pipe = tiny.sd15()
+    pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)
+    with pytest.raises(
+        UserError, match="kernel 'ddim' does not fit a consistency model; write one of: ode, consistency"
+    ):
+        Policy(pipe, kernel=kernels.ddim())
+    policy = Policy(pipe, kernel=kernels.consistency())
+    rollout = policy.rollout(**{**tiny.arguments("sd15"), "steps": 4})
+    assert sorted(rollout.transitions) == [0, 1, 2]
+    for step, transition in rollout.transitions.items():
+        assert torch.equal(policy.replay(rollout, step).log_prob, transition.log_prob)
+
+
 def callables(owner):
     """Functions that lie on an instance."""
     return {name: value for name, value in vars(owner).items() if callable(value) and not isinstance(value, type)}
@@ -384,6 +421,13 @@ def test_attention_of_a_call_cut_short_comes_back():
         assert policy.pipe.transformer.attn_processors == before
 
 
+def test_a_pipeline_without_a_scheduler():
+    """It encodes a picture for another one, say."""
+    pipe = FluxPriorReduxPipeline(image_encoder=None, feature_extractor=None, image_embedder=None)
+    with pytest.raises(UserError, match="FluxPriorReduxPipeline has no scheduler: it samples nothing"):
+        Policy(pipe, kernel=kernels.flow_sde())
+
+
 def test_bad_components():
     """A component that is not there is refused with the list of those that are; so is a pipeline without adapters."""
     with pytest.raises(UserError, match=r"no component unet; its modules: .*transformer"):
@@ -402,3 +446,22 @@ def test_what_is_trained():
     assert {id(p) for part in parts for p in part.parameters() if p.requires_grad} == trained
     assert not any(part.training for part in parts)
     assert (policy.device.type, policy.dtype) == ("cpu", torch.float32)
+
+
+def test_guidance_with_momentum_is_refused():
+    """It makes a step depend on what the model said in earlier ones; the message says what to set."""
+    pipe = CASES["HunyuanImagePipeline"].build()
+    pipe.guider.adaptive_projected_guidance_momentum = -0.5
+    with pytest.raises(UserError, match=r"Set pipe.guider.adaptive_projected_guidance_momentum = None"):
+        Policy(pipe, kernel=kernels.flow_sde())
+
+
+def test_a_denoiser_reads_conditions_before_the_first_step(monkeypatch):
+    """What it reads there it reads in a replay too, and all pictures of a batch are encoded once."""
+    case = CASES["GlmImagePipeline"]
+    policy = Policy(case.build(), kernel=kernels.flow_sde(), lora=LoRA(rank=2))
+    call = {"seeds": [0, 1], "steps": 3, **case.call(2), **case.guidance["editing"]}
+    rollout = policy.rollout(tiny.PROMPTS[:2], **call)
+    monkeypatch.setattr(type(policy.pipe.vae), "encode", lambda *_: pytest.fail("the VAE encodes in a replay"))
+    for step, transition in rollout.transitions.items():
+        assert torch.equal(policy.replay(rollout, step).log_prob, transition.log_prob)

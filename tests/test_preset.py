@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from torch import nn
 
-from flowrl import kernels
+from flowrl import kernels, trainer
 from flowrl.config import ModelConfig, RunConfig, load_config, to_yaml
 from flowrl.errors import UserError
 from flowrl.models import ModelFiles
@@ -26,6 +26,8 @@ from flowrl.preset import (
     resolve,
     scheduler_kind,
 )
+
+from . import runs
 
 OURS = """
 from flowrl.preset import Preset, cited
@@ -205,6 +207,9 @@ def test_no_preset_at_all(tmp_path):
         ("UniPCMultistepScheduler", {"use_flow_sigmas": True}, "flow_sde", 0.7),
         ("UniPCMultistepScheduler", {}, "ddim", 1.0),
         ("CogVideoXDDIMScheduler", {}, "ddim", 1.0),
+        ("LCMScheduler", {}, "consistency", 1.0),
+        ("SCMScheduler", {}, "consistency", 1.0),
+        ("EulerDiscreteScheduler", {"timestep_type": "continuous"}, "flow_sde", 0.7),
     ],
 )
 def test_general_path_by_the_scheduler(scheduler, settings, kernel, level, tmp_path):
@@ -215,15 +220,12 @@ def test_general_path_by_the_scheduler(scheduler, settings, kernel, level, tmp_p
     assert found.origins["policy.kernel"] == f"guessed from {scheduler}"
 
 
-@pytest.mark.parametrize("name", ["LCMScheduler", "SCMScheduler", "FlowMatchLCMScheduler"])
-def test_consistency_schedulers(name):
-    """Schedulers that draw new noise at each step are a kind of their own."""
-    assert scheduler_kind(name, {}) == "consistency"
-
-
-def test_no_scheduler():
-    """A class without one is not known."""
-    assert scheduler_kind(None, {}) == scheduler_kind("MysteryScheduler", {}) == "unknown"
+@pytest.mark.parametrize("name", [None, "MysteryScheduler", "FlowMatchLCMScheduler", "FlowMatchHeunDiscreteScheduler"])
+def test_schedulers_of_no_known_kind(name, tmp_path):
+    """Nothing is guessed from a scheduler that flowrl cannot turn into a policy's: the policy refuses it by name."""
+    assert scheduler_kind(name, {}) == "unknown"
+    found = resolve(recipe(tmp_path, model_folder(tmp_path / "m", "NobodysPipeline", str(name))))
+    assert "policy.kernel" not in found.origins
 
 
 def test_defaults_are_those_of_the_kernels():
@@ -304,3 +306,37 @@ def test_sourced():
     """Every value comes with its name and source, arguments of the call among them."""
     preset = Preset("a", ("X",), "text to image", steps=cited("p")(3), call={"fps": cited("q")(8)})
     assert preset.sourced() == {"steps": Sourced(3, "p"), "call.fps": Sourced(8, "q")}
+
+
+def test_a_run_says_its_settings(tmp_path, capsys):
+    """A run prints one line, and its config.yaml and environment.json hold what was filled in."""
+    model = runs.save_model(tmp_path)
+    run = runs.train(runs.recipe(model, tmp_path / "run", "max_steps=1", "eval.every=0"))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("preset"))
+    assert line.startswith("preset sd3: kernel flow_sde, noise_level 0.7 (Flow-GRPO")
+    config = load_config(run / "config.yaml")
+    assert (config.policy.guidance_scale, config.model.trainable) == (1.0, ["transformer"])
+    facts = json.loads((run / "environment.json").read_text())["model"]
+    assert (facts["pipeline"], facts["preset"]) == ("StableDiffusion3Pipeline", "sd3")
+    assert facts["settings"]["policy.kernel"]["value"] == "flow_sde"
+
+
+def test_a_run_without_a_preset_warns_once(tmp_path, capsys, monkeypatch):
+    """A class that has no preset trains by the general path, after one warning that names what was guessed."""
+    monkeypatch.setattr("flowrl.preset.presets", lambda name="auto": [])
+    model = runs.save_model(tmp_path)
+    run = runs.train(runs.recipe(model, tmp_path / "run", "max_steps=1", "eval.every=0"))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "has no preset" in line)
+    assert line.startswith("warning: StableDiffusion3Pipeline has no preset")
+    assert "transformer is trained, with a LoRA on add_k_proj, add_q_proj, add_v_proj, to_add_out, to_k, " in line
+    assert json.loads((run / "environment.json").read_text())["model"]["preset"] is None
+
+
+def test_resume_compares_what_was_resolved(tmp_path):
+    """A resumed run is held against its resolved config: the same recipe goes on."""
+    model = runs.save_model(tmp_path)
+    config = runs.recipe(model, tmp_path / "run", "max_steps=1", "eval.every=0")
+    runs.train(config)
+    trainer.preflight(config, resume=True)
+    with pytest.raises(UserError, match="policy was"):
+        trainer.preflight(runs.recipe(model, tmp_path / "run", "policy.noise_level=0.5"), resume=True)

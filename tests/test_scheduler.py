@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from diffusers import (
     FlowMatchHeunDiscreteScheduler,
     LCMScheduler,
     PNDMScheduler,
+    SCMScheduler,
+    UnCLIPScheduler,
     UniPCMultistepScheduler,
 )
 
@@ -162,7 +165,7 @@ def test_ddim_schedule_is_the_pipelines_own(stock):
     ("stock", "wanted"),
     [
         (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler cannot be turned into a policy"),
-        (LCMScheduler(), "LCMScheduler cannot be turned into a policy"),
+        (UnCLIPScheduler(), "UnCLIPScheduler cannot be turned into a policy"),
         (FLOW(stochastic_sampling=True), "with stochastic_sampling"),
         (object(), "object cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler"),
     ],
@@ -445,7 +448,7 @@ def test_what_a_mask_keeps_is_noised_as_by_the_stock_scheduler(begin):
 
 def test_what_a_mask_keeps_is_at_the_level_of_a_probe():
     """Whatever step the pipeline takes a probe for."""
-    ours = ready(FLOW(shift=3.0), 6, Probing(torch.tensor(250.0), torch.zeros(2, 4)))
+    ours = ready(FLOW(shift=3.0), 6, Probing(torch.tensor(250.0), torch.zeros(2, 4), torch.tensor(0.25)))
     ours.set_begin_index(2)
     kept, noise = torch.randn(2, 4), torch.randn(2, 4)
     ours.step(noise, ours.timesteps[2], kept)
@@ -464,3 +467,90 @@ def test_deterministic_steps_cannot_be_trained():
         ready(FLOW(shift=3.0), 10, recording(train_steps=[8, 9]))
     with pytest.raises(UserError, match=r"step 3.*kernel 'ode' at noise_level 0.0.*Stochastic steps here: none"):
         ready(FLOW(shift=3.0), 10, recording(kernels.ode(), train_steps=[3]))
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.6])
+def test_lcm_schedule_is_the_pipelines_own(strength):
+    """Each step of LCM leads to the next timestep, whose signal share it has, and the last one to the data."""
+    stock = LCMScheduler()
+    scheduler = policy_scheduler(stock)
+    scheduler.session = recording(kernels.consistency(), train_steps=())
+    for each in (scheduler, stock):
+        each.set_timesteps(4, original_inference_steps=50, strength=strength)
+    assert torch.equal(scheduler.timesteps, stock.timesteps)
+    shares = stock.alphas_cumprod[stock.timesteps].tolist()
+    assert [place.alpha_cumprod for place in scheduler.places] == shares
+    assert [place.alpha_cumprod_next for place in scheduler.places] == [*shares[1:], 1.0]
+    for place, timestep in zip(scheduler.places, stock.timesteps, strict=True):
+        assert (place.c_skip, place.c_out) == stock.get_scalings_for_boundary_condition_discrete(timestep)
+    assert scheduler.session.stds == pytest.approx([*((1 - share) ** 0.5 for share in shares[1:]), 0.0])
+
+
+def test_lcm_pipelines_read_the_clean_latents_too():
+    """Beside the latents, that is; what they decode is those of the last step."""
+    scheduler = policy_scheduler(LCMScheduler())
+    scheduler.session = recording(kernels.consistency(0.0), train_steps=())
+    scheduler.set_timesteps(1)
+    x, output = torch.randn(2, 2, 4)
+    latents, denoised = scheduler.step(output, scheduler.timesteps[0], x, return_dict=False)
+    stock = LCMScheduler()
+    stock.set_timesteps(1)
+    assert torch.equal(denoised, stock.step(output, stock.timesteps[0], x, return_dict=False)[1])
+    assert torch.equal(latents, denoised)
+
+
+def test_guidances_double_batch_is_one_batch():
+    """A pipeline may hand both halves of guidance's batch to its scheduler, as DiT's does: one is the micro-batch."""
+    scheduler = ready(DDIMScheduler(**SD15), 3, recording(kernels.ddim(), train_steps="all"))
+    scheduler.batch, x = 2, torch.randn(2, 4)
+    x_next = scheduler.step(torch.zeros(4, 4), scheduler.timesteps[0], torch.cat([x, x])).prev_sample
+    assert scheduler.copies == 2
+    transition = scheduler.session.transitions[0]
+    assert torch.equal(transition.x, x)
+    assert torch.equal(x_next, torch.cat([transition.x_next] * 2))
+
+
+def test_different_halves_are_no_copies():
+    """A batch of twice as many latents that differ is not guidance's."""
+    scheduler = ready(DDIMScheduler(**SD15), 3, recording(kernels.ddim(), train_steps="all"))
+    scheduler.batch = 2
+    scheduler.step(torch.zeros(4, 4), scheduler.timesteps[0], torch.randn(4, 4))
+    assert scheduler.copies == 1
+
+
+@pytest.mark.parametrize(("level", "mean", "std"), [(0.0, 0.9330127, 0.0), (1.0, 0.4330127, 0.5)])
+def test_trigflow_step_by_hand(level, mean, std):
+    """From pi / 2 to pi / 6, of a model with sigma_data 0.5, and from there to the data.
+
+    At pi / 2 the data are ``-v = 0.25`` and the noise is ``x = 0.5``: 0.5 and 1 in units of sigma_data. At pi / 6 they
+    have the shares 0.8660254 and 0.5. The last step is the jump ``cos(pi / 6) x - sin(pi / 6) v`` for every noise.
+    """
+    angles = [math.pi / 2, math.pi / 6, 0.0]
+    session = Recording(kernels.consistency(level), SeededNoise([0]), train_steps=[0] if level else ())
+    scheduler = policy_scheduler(SCMScheduler(sigma_data=0.5))
+    scheduler.session = session
+    scheduler.set_timesteps(2, timesteps=angles, max_timesteps=None, intermediate_timesteps=None)
+    assert session.stds == pytest.approx([std, 0.0])
+    x = scheduler.step(torch.tensor([[-0.25]]), scheduler.timesteps[0], torch.tensor([[0.5]])).prev_sample
+    noise = SeededNoise([0])(x)
+    torch.testing.assert_close(x, 0.5 * (mean + std * noise))
+    if level:
+        assert session.transitions[0].x.item() == 1
+        torch.testing.assert_close(session.transitions[0].x_next, 2 * x)
+    x, decoded = scheduler.step(torch.tensor([[0.1]]), scheduler.timesteps[1], torch.tensor([[0.3]]), return_dict=False)
+    assert x.item() == pytest.approx(0.8660254 * 0.3 - 0.5 * 0.1)
+    assert torch.equal(decoded, x)
+
+
+def test_trigflow_levels_are_angles():
+    """A noise level is the sine of its angle; a probe is shown it wherever the pipeline looks, behind the end too."""
+    scheduler = policy_scheduler(SCMScheduler())
+    scheduler.session = Probing(torch.tensor(0.7), torch.randn(1, 2))
+    scheduler.set_timesteps(2)
+    assert [place.timestep for place in scheduler.places] == pytest.approx([1.5708, 1.3])
+    assert [place.sigma for place in scheduler.places] == pytest.approx([1.0, math.sin(1.3)])
+    assert scheduler.places[-1].sigma_next == 0
+    assert scheduler.timesteps[:-1].tolist() == pytest.approx([0.7] * 3)
+    assert scheduler.timestep_at(torch.tensor([1.0, math.sin(1.3), 0.5])).tolist() == pytest.approx(
+        [1.5708, 1.3, math.pi / 6]
+    )

@@ -1,6 +1,7 @@
 """flowrl.selection: what each selection returns, and that runs take it."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.preflight import make_selection
 from flowrl.selection import AllSteps, Fraction, Listed, RandomWindow, Sliding, StepSelection, Window, stand_in
 
-from . import runs, selection_table
+from . import runs, selection_table, tiny
 
 TEN = stand_in(10)
 WINDOWS = st.integers(2, 30).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(1, steps - 1)))
@@ -278,3 +279,18 @@ def test_short_forms_are_bit_equal(short, name, model, tmp_path):
 def test_the_page_shows_what_selections_return():
     """The table in ``docs/step_selection.md`` is the one that `tests.selection_table` makes."""
     assert selection_table.indices() in selection_table.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_selection_of_the_page_runs():
+    """The class in ``docs/step_selection.md`` trains every second step, and a rollout takes it."""
+    (block,) = re.findall(r"^```python\n(.*?)^```$", selection_table.PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(block, "docs/step_selection.md", "exec"), names)  # noqa: S102 (our own document)
+    chosen = names["EverySecond"](offset=1)
+    rollout = tiny.policy("sd3", "flow_sde").rollout(
+        **tiny.arguments("sd3"),
+        train_steps=lambda schedule: chosen.select(0, 0, schedule).train,
+        noise_steps=lambda schedule: chosen.select(0, 0, schedule).noise,
+    )
+    assert sorted(rollout.transitions) == [1, 3]
+    assert [step for step, std in enumerate(rollout.stds) if std] == [1, 3]

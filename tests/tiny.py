@@ -173,7 +173,7 @@ STOCHASTIC = tuple(
     (pipeline, kernel)
     for pipeline in PIPELINES
     for kernel in kernels.KERNELS
-    if kernel != "ode" and (kernel == "ddim") == (pipeline == "sd15")
+    if kernel not in ("ode", "consistency") and (kernel == "ddim") == (pipeline == "sd15")
 )
 """Every pair of a tiny pipeline and a stochastic kernel that fits it."""
 

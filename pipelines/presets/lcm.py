@@ -16,6 +16,8 @@ TEXT = Preset(
     trainable=("unet",),
     steps=RLCM(8),
     guidance=RLCM(("guidance_scale", 8.0)),
+    kernel=RLCM("consistency"),
+    noise_level=RLCM(1.0),
     notes="Guidance is distilled into the model. Each step draws new noise around the predicted clean latents. RLCM "
     "takes 16 steps for prompt alignment.",
 )

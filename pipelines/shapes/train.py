@@ -221,7 +221,7 @@ def encode_pictures(vae: AutoencoderKL, count: int, seed: int) -> tuple[torch.Te
         scenes = [world.sample_scene(rng) for _ in range(min(500, count - start))]
         with torch.no_grad():
             mean = vae.encode(to_tensor([world.render(scene, rng) for scene in scenes])).latent_dist.mean
-        latents.append((mean - vae.config.shift_factor) * vae.config.scaling_factor)
+        latents.append((mean - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor)
         captions += [world.caption(scene) for scene in scenes]
     return torch.cat(latents), captions
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler, LCMScheduler, SCMScheduler
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -92,6 +92,30 @@ class EulerSteps:
         return (after,) if not return_dict else type("Output", (), {"prev_sample": after})()
 
 
+class OldNoise(LCMScheduler):
+    """What stands for LCM's sampler without noise, written down without flowrl: the noise that ``x`` has is kept."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, return_dict: bool = True, **_: Any) -> Any:
+        """``sqrt(A') f + sqrt(1 - A') eps``; LCM itself takes the last step, and says what ``f`` is."""
+        after, jump = super().step(model_output, timestep, sample, return_dict=False)
+        if self.step_index < len(self.timesteps):
+            assert self.config.prediction_type == "epsilon"
+            a = self.alphas_cumprod[self.timesteps[self.step_index]]
+            after = a.sqrt() * jump + (1 - a).sqrt() * model_output
+        return (after, jump)
+
+
+class OldNoiseOfTrigFlow(SCMScheduler):
+    """The same for SCM, whose time is an angle."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, return_dict: bool = True, **_: Any) -> Any:
+        """``cos(t') f + sin(t') z``; SCM itself says what ``f`` is."""
+        _, jump = super().step(model_output, timestep, sample, return_dict=False)
+        now, after = self.timesteps[self.step_index - 1], self.timesteps[self.step_index]
+        z = now.sin() * sample + now.cos() * model_output
+        return (after.cos() * jump + after.sin() * z, jump)
+
+
 def documented_scheduler(stock: Any) -> tuple[Any, bool]:
     """What `flowrl.scheduler.policy_scheduler` documents for noise 0, and whether it holds bit for bit."""
     name, config = type(stock).__name__, stock.config
@@ -102,11 +126,19 @@ def documented_scheduler(stock: Any) -> tuple[Any, bool]:
         return made.from_config(config), True
     if name == "FlowMapEulerDiscreteScheduler":
         return stock, False  # it computes in float64
+    if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
+        return stock, False  # converted to a flow, and back
+    if isinstance(stock, LCMScheduler):
+        return OldNoise.from_config(config), True
+    if isinstance(stock, SCMScheduler):
+        return OldNoiseOfTrigFlow.from_config(config), False  # it computes with other numbers, sigma_data times as large
     kind = CogVideoXDDIMScheduler if name.startswith("CogVideoX") else DDIMScheduler
     known = inspect.signature(kind).parameters
     settings = {key: value for key, value in config.items() if key in known}
     # CogVideoX writes the same formula in other operations.
-    return kind(**{"clip_sample": False, **settings}), kind is DDIMScheduler
+    made = kind(**{"clip_sample": False, **settings})
+    made.register_to_config(variance_type="fixed_small")  # read by pipelines whose model may predict a variance
+    return made, kind is DDIMScheduler
 
 
 def stock_pictures(case: Case, pipe: Any, guidance: str) -> Tensor:
@@ -123,7 +155,8 @@ def stock_pictures(case: Case, pipe: Any, guidance: str) -> Tensor:
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS[: case.samples]]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEEDS[0])
-        return as_pictures(pipe(**call, generator=generators if case.samples > 1 else generators[0])[0])
+        output = pipe(**call, generator=generators if case.samples > 1 else generators[0])
+        return as_pictures(output[0] if isinstance(output, tuple) else output, case.samples)
 
 
 def noise_zero_is_the_stock_pipeline(case: Case) -> None:

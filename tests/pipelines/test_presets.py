@@ -1,4 +1,4 @@
-"""Every preset, held against diffusers: its classes, the arguments of their calls, and, where a case exists, its parts."""
+"""Every preset, held against diffusers: its classes, the arguments of their calls, and the parts of tiny pipelines."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from flowrl.adapters import ADAPTABLE, _matches
 from flowrl.kernels import KERNELS
 from flowrl.pipelines.presets import presets
 from flowrl.preset import scheduler_kind
-from flowrl.scheduler import DDPMPolicyScheduler, policy_scheduler
+from flowrl.scheduler import policy_scheduler
 
 from .cases import CASES, TASKS
 
@@ -91,8 +91,6 @@ def test_parts_exist(preset, name, built):
             else True
         )
     kind = scheduler_kind(type(pipe.scheduler).__name__, pipe.scheduler.config)
-    if kind in ("flow", "ddpm"):
-        ddpm = isinstance(policy_scheduler(pipe.scheduler), DDPMPolicyScheduler)
-        assert ddpm == (kind == "ddpm")
-        if preset.kernel:
-            KERNELS[preset.kernel.value](0.1).check_suits(ddpm)
+    assert kind == policy_scheduler(pipe.scheduler).kind
+    if preset.kernel:
+        KERNELS[preset.kernel.value](0.1).check_suits(kind)

@@ -73,7 +73,7 @@ def llama(width: int = 16) -> LlamaModel:
     return LlamaModel(config).eval()
 
 
-def clip_vision(width: int = 8, size: int = 8) -> CLIPVisionModelWithProjection:
+def clip_vision(width: int = 8, size: int = 8, patch: int = 4) -> CLIPVisionModelWithProjection:
     """A CLIP image encoder."""
     config = CLIPVisionConfig(
         hidden_size=width,
@@ -82,7 +82,7 @@ def clip_vision(width: int = 8, size: int = 8) -> CLIPVisionModelWithProjection:
         num_hidden_layers=2,
         num_attention_heads=2,
         image_size=size,
-        patch_size=4,
+        patch_size=patch,
     )
     return CLIPVisionModelWithProjection(config).eval()
 

@@ -51,7 +51,12 @@ def vae() -> AutoencoderKLCogVideoX:
     ).eval()
 
 
-def _common(scheduler: type = CogVideoXDDIMScheduler, **settings: Any) -> dict[str, Any]:
+def scheduler(kind: type = CogVideoXDDIMScheduler) -> Any:
+    """As it ships."""
+    return kind(**BETAS)
+
+
+def _common(kind: type = CogVideoXDDIMScheduler, **settings: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "num_attention_heads": 2,
         "attention_head_dim": 16,
@@ -73,7 +78,7 @@ def _common(scheduler: type = CogVideoXDDIMScheduler, **settings: Any) -> dict[s
         "text_encoder": parts.t5(),
         "vae": vae(),
         "transformer": CogVideoXTransformer3DModel(**{**known, **settings}).eval(),
-        "scheduler": scheduler(**BETAS),
+        "scheduler": scheduler(kind),
     }
 
 

@@ -160,6 +160,6 @@ CASES = [
     ),
 ]
 
-REFUSED = {
+REFUSED: dict[str, str] = {
     "FluxPriorReduxPipeline": "it encodes a picture for another pipeline's prompt, and samples nothing itself.",
 }

@@ -26,7 +26,12 @@ NO_LOADER = {"lora": "diffusers has no LoRA loader for this class"}
 def _parts(transformer: type) -> dict[str, Any]:
     torch.manual_seed(0)
     made = transformer(
-        in_channels=4, hidden_size=24, num_attention_heads=2, text_dim=qwen_vl.WIDTH, num_layers=2, rope_dim_list=[4, 4, 4]
+        in_channels=4,
+        hidden_size=24,
+        num_attention_heads=2,
+        text_dim=qwen_vl.WIDTH,
+        num_layers=2,
+        rope_dim_list=[4, 4, 4],
     )
     fill(made)
     return {

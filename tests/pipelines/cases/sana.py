@@ -14,9 +14,12 @@ from diffusers import (
     SanaImageToVideoPipeline,
     SanaPAGPipeline,
     SanaPipeline,
+    SanaSprintImg2ImgPipeline,
+    SanaSprintPipeline,
     SanaTransformer2DModel,
     SanaVideoPipeline,
     SanaVideoTransformer3DModel,
+    SCMScheduler,
 )
 
 from ..parts_images import fill, mask, pictures, rows, wan_vae
@@ -25,6 +28,7 @@ from . import Arguments, Case
 WIDTH = 12
 GUIDANCE = {"off": {"guidance_scale": 1.0}, "on": {"guidance_scale": 4.5}}
 PAG = {"off": {"guidance_scale": 1.0, "pag_scale": 0.0}, "perturbed": {"guidance_scale": 1.0, "pag_scale": 2.0}}
+SPRINT = {"weak": {"guidance_scale": 1.0}, "on": {"guidance_scale": 4.5}}
 MODEL: dict[str, Any] = {
     "in_channels": 4,
     "out_channels": 4,
@@ -64,10 +68,18 @@ def _parts(**settings: Any) -> dict[str, Any]:
     return {
         "transformer": SanaTransformer2DModel(**{**MODEL, "num_layers": 2, **settings}).eval(),
         "vae": _autoencoder(),
-        "scheduler": DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        "scheduler": DPMSolverMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
         "text_encoder": None,
         "tokenizer": None,
     }
+
+
+def _sprint(kind: type) -> Any:
+    """Two or four steps of a consistency model that is told the guidance."""
+    parts = _parts(guidance_embeds=True, qk_norm="rms_norm_across_heads")
+    return kind(**{**parts, "scheduler": SCMScheduler(sigma_data=0.5)})
 
 
 def _controlnet() -> SanaControlNetPipeline:
@@ -114,6 +126,15 @@ def _control(count: int) -> Arguments:
     return {**_sized(count), "control_image": pictures(count, 32), "controlnet_conditioning_scale": 0.8}
 
 
+def _sprint_call(count: int) -> Arguments:
+    positive = {name: value for name, value in _sized(count).items() if not name.startswith("negative")}
+    return {**positive, "intermediate_timesteps": None}  # of two steps, the default, the second is at 1.3
+
+
+def _sprint_picture(count: int) -> Arguments:
+    return {**_sprint_call(count), "image": pictures(count, 32), "strength": 0.6}
+
+
 def _frames(count: int) -> Arguments:
     return {**_sized(count), "frames": 5}
 
@@ -134,6 +155,24 @@ CASES = [
         skip={"lora": "diffusers has no LoRA loader for this class"},
     ),
     Case("SanaControlNetPipeline", "control", _controlnet, _control, GUIDANCE),
+    Case(
+        "SanaSprintPipeline",
+        "text to image",
+        lambda: _sprint(SanaSprintPipeline),
+        _sprint_call,
+        SPRINT,
+        kernel="consistency",
+    ),
+    Case(
+        "SanaSprintImg2ImgPipeline",
+        "image to image",
+        lambda: _sprint(SanaSprintImg2ImgPipeline),
+        _sprint_picture,
+        SPRINT,
+        kernel="consistency",
+    ),
     Case("SanaVideoPipeline", "text to video", lambda: _video(SanaVideoPipeline), _frames, GUIDANCE),
-    Case("SanaImageToVideoPipeline", "image to video", lambda: _video(SanaImageToVideoPipeline), _first_frame, GUIDANCE),
+    Case(
+        "SanaImageToVideoPipeline", "image to video", lambda: _video(SanaImageToVideoPipeline), _first_frame, GUIDANCE
+    ),
 ]

@@ -42,7 +42,7 @@ CASES = [
     )
 ]
 
-REFUSED = {
+REFUSED: dict[str, str] = {
     "VisualClozePipeline": (
         "it runs VisualClozeGenerationPipeline and then an upsampler, each with a scheduler of its own; make the first "
         "one the policy."

@@ -99,7 +99,7 @@ def _sized(count: int) -> Arguments:
 
 
 def _picture(count: int) -> Arguments:
-    return {**_text(count), "image": pictures(count), "strength": 0.8}
+    return {**_text(count), "image": pictures(count), "strength": 0.7}
 
 
 def _inpaint(count: int) -> Arguments:
