@@ -173,6 +173,22 @@ def bench(
     run_benchmarks(what or [], recipe, repeats=repeats, json=json)
 
 
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="A recipe.")],
+    overrides: Overrides = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share a step.")] = 1,
+) -> None:
+    """What a training step will cost: denoiser calls, operations, and the peak memory, term by term."""
+    from .config import load_config
+
+    recipe = load_config(config, overrides or [])
+    from .plan import plan as make_plan
+    from .plan import show
+
+    show(make_plan(recipe, processes))
+
+
 @pipelines_app.command("list")
 def list_pipelines(
     as_json: Annotated[bool, typer.Option("--json", help="JSON, with the outcome of each check.")] = False,

@@ -125,7 +125,7 @@ class Policy:
                 part.eval()
                 checkpoints = getattr(part, "_supports_gradient_checkpointing", False)
                 if checkpoints and not hasattr(part, "gradient_checkpointing"):
-                    part.gradient_checkpointing = False  # read with gradients on, but not set, by Z-Image's control net
+                    vars(part)["gradient_checkpointing"] = False  # read with gradients on, but not set, by Z-Image's control net
                 if name not in self.modules:
                     part.requires_grad_(False)
         for module in self.modules.values():
@@ -497,6 +497,8 @@ def as_pictures(output: Any, samples: int | None = None) -> Tensor:
     if isinstance(output, np.ndarray):  # some pipelines know no tensors; they have no gradients either
         return torch.from_numpy(output).movedim(-1, -3).float()
     pictures: Tensor = output.float()
+    if pictures.shape[-1] == 3 and pictures.shape[-3] != 3:
+        pictures = pictures.movedim(-1, -3)
     return pictures[None] if samples == 1 and len(pictures) != 1 else pictures
 
 

@@ -35,7 +35,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
-from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler, LCMScheduler
+from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
 from diffusers.schedulers.scheduling_lcm import LCMSchedulerOutput
 from torch import Tensor
@@ -305,7 +305,7 @@ class Probing(Session):
     """Hands back the model output at any timestep: the pipeline walks one step, and stands at ``x_t`` for the next."""
 
     def __init__(self, timestep: Tensor, x_t: Tensor, sigma: Tensor | None = None) -> None:
-        """Show ``timestep``, 0-dim for one that the micro-batch shares or `[B]` for one a sample, at level ``sigma``."""
+        """Show ``timestep``, whose level is ``sigma``: 0-dim for one that the micro-batch shares, or `[B]`."""
         self.timestep, self._x_t, self.sigma = timestep, x_t, sigma
         self.walking = True
         self.model_output: Tensor | None = None
@@ -595,6 +595,25 @@ class DDPMPolicyScheduler(PolicyScheduler):
         return (shares - sigma[..., None]).abs().argmin(dim=-1)
 
 
+class RatioPolicyScheduler(DDPMPolicyScheduler):
+    """The schedule of Wuerstchen and Stable Cascade, whose time is a number from 1, noise, to 0, data."""
+
+    _alpha_cumprod: Callable[[Tensor, torch.device], Tensor]
+
+    def schedule(self, num_inference_steps: int | None) -> list[Place]:
+        """From each time to the next; the last, which is listed and no step, is taken for the data themselves."""
+        times = self.timesteps.tolist()
+        shares = [*self._alpha_cumprod(self.timesteps, self.timesteps.device)[:-1].tolist(), 1.0]
+        return [DDPMPlace(step, times[step], a, a_next) for step, (a, a_next) in enumerate(pairwise(shares))]
+
+    def timestep_at(self, sigma: Tensor) -> Tensor:
+        """The time whose noise share is nearest to ``sigma``: one of the schedule, or of 10 000 evenly spaced ones."""
+        evenly = torch.linspace(1, 0, 10_001)
+        times = torch.cat([torch.tensor([place.timestep for place in self.places]), evenly])
+        shares = (1 - self._alpha_cumprod(times, times.device)).sqrt().to(sigma.device)
+        return times.to(sigma.device)[(shares - sigma[..., None]).abs().argmin(dim=-1)]
+
+
 class ConsistencyPolicyScheduler(DDPMPolicyScheduler):
     """LCM's schedule for DDPM-type consistency models, whose steps a session takes."""
 
@@ -644,7 +663,7 @@ class TrigFlowPolicyScheduler(ConsistencyPolicyScheduler):
 
     def outward(self, place: Place, x_next: Tensor) -> Tensor:
         """With the model's spread."""
-        return x_next * self.config.sigma_data
+        return x_next * float(self.config.sigma_data)
 
     def timestep_at(self, sigma: Tensor) -> Tensor:
         """The angle whose sine is ``sigma``."""
@@ -670,6 +689,7 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     DDIM, CogVideoXDDIM                                  the same DDIM step
     CogVideoXDPM                                         CogVideoXDDIM's step with the same settings
     DDPM, PNDM, Euler, LMS, DPM-Solver, UniPC, Heun ...  DDIM's step, same betas, prediction type and spacing
+    DDPMWuerstchen                                       DDIM's step, same signal shares
     LCM, SCM                                             the same step, or with less new noise (`kernels.consistency`)
     ===================================================  ==========================================================
 
@@ -678,22 +698,20 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     """
     name = type(stock).__name__
     config: Mapping[str, Any] = getattr(stock, "config", {})
-    if isinstance(stock, FlowMatchEulerDiscreteScheduler):
-        if stock.config.stochastic_sampling:
-            raise UserError(f"{name} with stochastic_sampling is not supported as a policy.")
+    if isinstance(stock, FlowMatchEulerDiscreteScheduler) and stock.config.stochastic_sampling:
+        raise UserError(f"{name} with stochastic_sampling is not supported as a policy.")
+    if name.startswith(("FlowMatchEuler", "FlowMap")) or config.get("use_flow_sigmas", False):
         return _joined(FlowPolicyScheduler, stock)
     if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
         return _joined(EDMPolicyScheduler, stock)
-    if name == "FlowMapEulerDiscreteScheduler" or config.get("use_flow_sigmas", False):
-        return _joined(FlowPolicyScheduler, stock)
     if name.startswith("CogVideoX"):
         made = _with_settings_of(CogVideoXDDIMScheduler, stock)
         made.register_to_config(clip_sample=False)  # its step does not clip, whatever the setting says
         return _joined(DDPMPolicyScheduler, made)
-    if isinstance(stock, LCMScheduler):
-        return _joined(ConsistencyPolicyScheduler, stock)
-    if name == "SCMScheduler":
-        return _joined(TrigFlowPolicyScheduler, stock)
+    if name in ("LCMScheduler", "SCMScheduler"):
+        return _joined(TrigFlowPolicyScheduler if name == "SCMScheduler" else ConsistencyPolicyScheduler, stock)
+    if name == "DDPMWuerstchenScheduler":
+        return _joined(RatioPolicyScheduler, stock)
     if name.startswith(_DDPM_TYPE):
         return _joined(DDPMPolicyScheduler, _with_settings_of(DDIMScheduler, stock))
     raise UserError(

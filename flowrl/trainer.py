@@ -222,6 +222,10 @@ class Trainer:
                 for batch in self._progress("rollout", _mine(batches))
             }
 
+    def first_rollout(self) -> tuple[MicroBatch, Rollout]:
+        """The first micro-batch of the first step, sampled as in training."""
+        return self._rollouts(0, self._plan(0)[:1])[0]
+
     def _rollout(self, batch: MicroBatch, choose: Callable[[Schedule], Chosen]) -> Rollout:
         """A micro-batch, with the steps that ``choose`` says: sample by sample, or groups that branch."""
         config, policy = self.config, self.config.policy

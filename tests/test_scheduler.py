@@ -12,6 +12,7 @@ from diffusers import (
     CogVideoXDPMScheduler,
     DDIMScheduler,
     DDPMScheduler,
+    DDPMWuerstchenScheduler,
     DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -554,3 +555,22 @@ def test_trigflow_levels_are_angles():
     assert scheduler.timestep_at(torch.tensor([1.0, math.sin(1.3), 0.5])).tolist() == pytest.approx(
         [1.5708, 1.3, math.pi / 6]
     )
+
+
+def test_wuerstchen_step_by_hand():
+    """Time 1 is clamped to a signal share of 1e-4; half time has cos(pi / 4)^2 without the offset; the end is data."""
+    session = Recording(kernels.ddim(0.0), SeededNoise([0]), train_steps=())
+    scheduler = policy_scheduler(DDPMWuerstchenScheduler(s=0.0))
+    scheduler.session = session
+    scheduler.set_timesteps(2)
+    assert [place.timestep for place in scheduler.places] == [1.0, 0.5]
+    assert [place.alpha_cumprod for place in scheduler.places] == pytest.approx([1e-4, 0.5])
+    assert [place.alpha_cumprod_next for place in scheduler.places] == pytest.approx([0.5, 1.0])
+    # x_0 = (0.5 - sqrt(0.9999) 0.4) / 0.01 = 10.002, and then sqrt(0.5) (x_0 + eps).
+    x = scheduler.step(torch.tensor([[0.4]]), scheduler.timesteps[:1], torch.tensor([[0.5]])).prev_sample
+    assert x.item() == pytest.approx(0.70710678 * (10.002 + 0.4), rel=1e-5)
+    x = scheduler.step(torch.tensor([[0.2]]), scheduler.timesteps[1:2], torch.tensor([[0.5]])).prev_sample
+    assert x.item() == pytest.approx((0.5 - 0.70710678 * 0.2) / 0.70710678)
+    sigma = torch.tensor([scheduler.places[1].sigma])
+    assert scheduler.timestep_at(sigma).tolist() == [0.5]
+    assert scheduler.timestep_at(torch.tensor(0.6)).item() == pytest.approx(0.4097, abs=1e-3)

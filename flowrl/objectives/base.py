@@ -92,6 +92,17 @@ class Objective(ABC):
     def check(self, steps: int) -> None:  # noqa: B027  (most objectives fit every schedule)
         """Refuse options that do not fit a schedule of ``steps`` steps, before any weights load."""
 
+    def model_calls(self, trained_steps: int) -> int:
+        """Model calls of an update for each sample, without guidance: what ``flowrl plan`` counts with.
+
+        Where the update compares with a weight copy, that of the first steps may still be the current weights, and
+        save a call.
+
+        Args:
+            trained_steps: steps that a rollout records.
+        """
+        return trained_steps
+
     @abstractmethod
     def pieces(self, policy: Policy, rollout: Rollout, seeds: Seeds) -> Sequence[Any]:
         """Cut a micro-batch into pieces of work; every micro-batch of a step into as many.

@@ -56,6 +56,10 @@ class GRPO(base.Objective):
                 "policy.steps is 1: the only step has no noise, so grpo has nothing to train; write 2 or more."
             )
 
+    def model_calls(self, trained_steps: int) -> int:
+        """One for each recorded step, and one more of the reference policy if it holds the policy back."""
+        return trained_steps * (1 + (self.options.beta > 0))
+
     def pieces(self, policy: Policy, rollout: Rollout, seeds: base.Seeds) -> Sequence[int]:
         """The recorded steps."""
         return sorted(rollout.transitions)

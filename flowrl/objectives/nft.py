@@ -74,6 +74,10 @@ class NFT(base.Objective):
                 f"objective.times: {self.options.times} noise levels a sample, but policy.steps is {steps}."
             )
 
+    def model_calls(self, trained_steps: int) -> int:
+        """The policy and the old policy at each noise level, and the reference policy if it holds the policy back."""
+        return self.options.times * (2 + (self.options.kl > 0))
+
     def pieces(self, policy: Policy, rollout: Rollout, seeds: base.Seeds) -> Sequence[Noising]:
         """Noise levels of the rollout's schedule: ``times`` different ones a sample, in random order.
 

@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import CogVideoXDDIMScheduler, DDIMScheduler, FlowMatchEulerDiscreteScheduler, LCMScheduler, SCMScheduler
+from diffusers import (
+    CogVideoXDDIMScheduler,
+    DDIMScheduler,
+    DDPMWuerstchenScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    LCMScheduler,
+    SCMScheduler,
+)
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -69,7 +76,8 @@ def shared_policy(name: str) -> Policy:
 def shared_rollout(name: str, guidance: str) -> Rollout:
     """A rollout of the shared policy that records every step that has noise."""
     made, case = shared_policy(name), CASES[name]
-    return made.rollout(PROMPTS[: case.samples], seeds=SEEDS[: case.samples], steps=case.steps, **arguments(case, guidance))
+    call = {"seeds": SEEDS[: case.samples], "steps": case.steps, **arguments(case, guidance)}
+    return made.rollout(PROMPTS[: case.samples], **call)
 
 
 def chosen_steps(rollout: Rollout) -> list[int]:
@@ -116,6 +124,26 @@ class OldNoiseOfTrigFlow(SCMScheduler):
         return (after.cos() * jump + after.sin() * z, jump)
 
 
+class DDIMOfRatios(DDPMWuerstchenScheduler):
+    """DDIM's step, written down without flowrl, on Wuerstchen's signal shares; the last step ends on the data."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, return_dict: bool = True, **_: Any) -> Any:
+        """``sqrt(A') x_0 + sqrt(1 - A') eps``."""
+        later = self.previous_timestep(timestep)
+        a, a_next = (self._alpha_cumprod(time[:1], sample.device) for time in (timestep, later))
+        a_next = torch.where(later[:1] == 0, torch.ones_like(a_next), a_next)
+        x_0 = (sample - (1 - a) ** 0.5 * model_output) / a**0.5
+        after = a_next**0.5 * x_0 + (1 - a_next) ** 0.5 * model_output
+        return (after,) if not return_dict else type("Output", (), {"prev_sample": after})()
+
+
+STAND_INS = {
+    LCMScheduler: OldNoise,
+    SCMScheduler: OldNoiseOfTrigFlow,
+    DDPMWuerstchenScheduler: DDIMOfRatios,
+}
+
+
 def documented_scheduler(stock: Any) -> tuple[Any, bool]:
     """What `flowrl.scheduler.policy_scheduler` documents for noise 0, and whether it holds bit for bit."""
     name, config = type(stock).__name__, stock.config
@@ -124,14 +152,11 @@ def documented_scheduler(stock: Any) -> tuple[Any, bool]:
     if config.get("use_flow_sigmas", False):
         made = type("Euler" + name, (EulerSteps, type(stock)), {})
         return made.from_config(config), True
-    if name == "FlowMapEulerDiscreteScheduler":
-        return stock, False  # it computes in float64
-    if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
-        return stock, False  # converted to a flow, and back
-    if isinstance(stock, LCMScheduler):
-        return OldNoise.from_config(config), True
-    if isinstance(stock, SCMScheduler):
-        return OldNoiseOfTrigFlow.from_config(config), False  # it computes with other numbers, sigma_data times as large
+    if name.startswith("FlowMap") or config.get("timestep_type") == "continuous":
+        return stock, False  # the one computes in float64, the other (EDM's) is converted to a flow, and back
+    for own, stand_in in STAND_INS.items():
+        if isinstance(stock, own):
+            return stand_in.from_config(config), own is LCMScheduler  # of the others the operations are not the same
     kind = CogVideoXDDIMScheduler if name.startswith("CogVideoX") else DDIMScheduler
     known = inspect.signature(kind).parameters
     settings = {key: value for key, value in config.items() if key in known}
@@ -166,9 +191,8 @@ def noise_zero_is_the_stock_pipeline(case: Case) -> None:
         pipe = case.build()
         pipe.scheduler, exact = documented_scheduler(pipe.scheduler)
         wanted = stock_pictures(case, pipe, guidance)
-        rollout = made.rollout(
-            PROMPTS[: case.samples], seeds=SEEDS[: case.samples], steps=case.steps, train_steps=(), **arguments(case, guidance)
-        )
+        call = {"seeds": SEEDS[: case.samples], "steps": case.steps, **arguments(case, guidance)}
+        rollout = made.rollout(PROMPTS[: case.samples], train_steps=(), **call)
         assert rollout.images.dtype == torch.float32
         assert len(rollout.images) == case.samples
         assert rollout.images.isfinite().all(), "the pictures are not finite: the tiny model says nothing"

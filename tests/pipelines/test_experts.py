@@ -32,9 +32,7 @@ def test_a_step_trains_the_expert_in_charge_and_no_other(name):
         for parameter in made.parameters.values():
             parameter.grad = None
         made.replay(rollout, step).log_prob.sum().backward()
-        reached = {
-            key.partition(".")[0] for key, parameter in made.parameters.items() if parameter.grad is not None
-        }
+        reached = {key.partition(".")[0] for key, parameter in made.parameters.items() if parameter.grad is not None}
         wanted = "transformer" if transition.place.timestep >= BOUNDARY * 1000 else "transformer_2"
         assert reached == {wanted}
         silent = [key for key, parameter in made.parameters.items() if key.startswith(f"{wanted}.")]
@@ -53,9 +51,7 @@ def test_one_prediction_asks_one_expert():
         for parameter in made.parameters.values():
             parameter.grad = None
         made.predict(rollout, rollout.latents, sigma).sum().backward()
-        reached = {
-            key.partition(".")[0] for key, parameter in made.parameters.items() if parameter.grad is not None
-        }
+        reached = {key.partition(".")[0] for key, parameter in made.parameters.items() if parameter.grad is not None}
         assert reached == {wanted}
 
 

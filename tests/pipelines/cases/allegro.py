@@ -46,7 +46,10 @@ def text_to_video() -> AllegroPipeline:
         norm_num_groups=2,
         sample_size=32,
     ).eval()
-    vae.enable_tiling()  # it decodes in tiles only
+    # It decodes in tiles only, each of one sample: tiles that are not larger than the video.
+    vae.enable_tiling()
+    vae.enable_slicing()
+    vae.kernel, vae.stride = (8, 32, 32), (4, 16, 16)
     return AllegroPipeline(
         tokenizer=tiny.tokenizer(),
         text_encoder=parts.t5(),

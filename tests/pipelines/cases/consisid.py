@@ -42,7 +42,7 @@ def identity_to_video() -> ConsisIDPipeline:
         LFE_dim_head=8,
         LFE_num_heads=2,
         LFE_num_id_token=1,
-        LFE_num_querie=1,
+        LFE_num_querie=2,
         LFE_output_dim=21,  # two thirds of the width
         LFE_ff_mult=1,
         LFE_num_scale=1,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-import copy
 import numpy as np
 import torch
 from diffusers import (
     ConfigMixin,
-    Cosmos3OmniPipeline,
-    Cosmos3OmniTransformer,
     Cosmos2_5_PredictBasePipeline,
     Cosmos2_5_TransferPipeline,
     Cosmos2TextToImagePipeline,
     Cosmos2VideoToWorldPipeline,
+    Cosmos3OmniPipeline,
+    Cosmos3OmniTransformer,
     CosmosControlNetModel,
     CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
@@ -232,9 +232,13 @@ CASES = [
     Case("Cosmos2TextToImagePipeline", "text to image", text_to_image_2, _prompts, WORKED_OUT, skip=CHECKED),
     Case("Cosmos2VideoToWorldPipeline", "video to video", video_to_world_2, _frames, GIVEN, skip=CHECKED),
     Case("Cosmos2_5_PredictBasePipeline", "text to video", predict_2_5, _embeddings, SCALE),
-    Case("Cosmos3OmniPipeline", "text to video", omni_3, _omni, GUIDANCE_3, samples=1, targets=TARGETS_3, skip=NO_LOADER),
+    Case(
+        "Cosmos3OmniPipeline", "text to video", omni_3, _omni, GUIDANCE_3, samples=1, targets=TARGETS_3, skip=NO_LOADER
+    ),
     Case("Cosmos2_5_TransferPipeline", "control", transfer_2_5, _controls, SCALE, skip=CHECKED),
-    Case("Cosmos2_5_PredictBasePipeline[from a picture]", "image to video", predict_2_5, _picture, SCALE_GIVEN, samples=1),
+    Case(
+        "Cosmos2_5_PredictBasePipeline[from a picture]", "image to video", predict_2_5, _picture, SCALE_GIVEN, samples=1
+    ),
 ]
 
 _TWICE = "its guidance asks the scheduler (EDM's) for the denoised latents before each step: it calls it twice a step"

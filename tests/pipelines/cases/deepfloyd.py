@@ -20,7 +20,7 @@ from ..parts_images import fill, holes, pictures, rows
 from . import Arguments, Case
 
 WIDTH, SIZE = 12, 8
-GUIDANCE = {"off": {"guidance_scale": 1.0}, "on": {"guidance_scale": 7.0}}
+GUIDANCE = {"off": {"guidance_scale": 1.0}, "on": {"guidance_scale": 2.0}}
 BETAS: dict[str, Any] = {"beta_schedule": "squaredcos_cap_v2", "beta_start": 0.0001, "beta_end": 0.02}
 
 
@@ -47,7 +47,7 @@ def _build(kind: type, *, larger: bool = False) -> Any:
         act_fn="gelu",
         **conditions,
     )
-    fill(unet)
+    fill(unet, 0.03)
     parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor", "watermarker"))
     noising = {"image_noising_scheduler": DDPMScheduler(**BETAS)} if larger else {}
     return kind(
@@ -79,7 +79,15 @@ def _larger(count: int) -> Arguments:
 
 CASES = [
     Case("IFPipeline", "text to image", lambda: _build(IFPipeline), _text, GUIDANCE, kernel="ddim"),
-    Case("IFImg2ImgPipeline", "image to image", lambda: _build(IFImg2ImgPipeline), _picture, GUIDANCE, kernel="ddim"),
+    Case(
+        "IFImg2ImgPipeline",
+        "image to image",
+        lambda: _build(IFImg2ImgPipeline),
+        _picture,
+        GUIDANCE,
+        kernel="ddim",
+        steps=6,
+    ),
     Case(
         "IFInpaintingPipeline",
         "inpainting",
@@ -87,6 +95,7 @@ CASES = [
         lambda count: {**_picture(count), "mask_image": holes(count, SIZE)},
         GUIDANCE,
         kernel="ddim",
+        steps=6,
     ),
     Case(
         "IFSuperResolutionPipeline",
@@ -95,6 +104,7 @@ CASES = [
         _small,
         GUIDANCE,
         kernel="ddim",
+        steps=4,
     ),
     Case(
         "IFImg2ImgSuperResolutionPipeline",
@@ -103,6 +113,7 @@ CASES = [
         _larger,
         GUIDANCE,
         kernel="ddim",
+        steps=6,
     ),
     Case(
         "IFInpaintingSuperResolutionPipeline",
@@ -111,5 +122,6 @@ CASES = [
         lambda count: {**_larger(count), "mask_image": holes(count, SIZE)},
         GUIDANCE,
         kernel="ddim",
+        steps=6,
     ),
 ]

@@ -221,9 +221,7 @@ def text_to_video_15(scale: float) -> HunyuanVideo15Pipeline:
 def image_to_video_15(scale: float) -> HunyuanVideo15ImageToVideoPipeline:
     """A guider, and a SigLIP image encoder."""
     torch.manual_seed(0)
-    return HunyuanVideo15ImageToVideoPipeline(
-        **_parts_15(scale, "i2v"), **_siglip()
-    )
+    return HunyuanVideo15ImageToVideoPipeline(**_parts_15(scale, "i2v"), **_siglip())
 
 
 def _embeddings_15(count: int) -> dict[str, Any]:

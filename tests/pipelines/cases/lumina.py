@@ -48,6 +48,7 @@ def _lumina() -> LuminaPipeline:
         multiple_of=8,
         cross_attention_dim=WIDTH,
     )
+    torch.nn.init.normal_(transformer.pad_token)  # diffusers leaves it as it comes from the memory
     return LuminaPipeline(**_parts(transformer))
 
 

@@ -33,11 +33,10 @@ def _build() -> NucleusMoEImagePipeline:
         moe_intermediate_dim=16,
         capacity_factors=[1.0, 1.0],
     )
+    for name, parameter in transformer.named_parameters():
+        if "experts." in name:  # diffusers leaves them as they come from the memory
+            torch.nn.init.normal_(parameter, 0, 0.1)
     fill(transformer)
-    with torch.no_grad():
-        for name, parameter in transformer.named_parameters():
-            if "experts." in name:  # diffusers leaves them as they come from the memory
-                parameter.normal_(0, 0.1)
     autoencoder = AutoencoderKLQwenImage(
         base_dim=8,
         z_dim=4,

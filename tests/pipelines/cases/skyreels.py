@@ -73,7 +73,9 @@ CASES = [
     Case("SkyReelsV2ImageToVideoPipeline", "image to video", image_to_video, _picture, GUIDANCE),
 ]
 
-_FORCING = "it steps each block of frames with a copy of the scheduler of its own: one step of it has no one noise level"
+_FORCING = (
+    "it steps each block of frames with a copy of the scheduler of its own: one step of it has no one noise level"
+)
 REFUSED = {
     "SkyReelsV2DiffusionForcingPipeline": _FORCING,
     "SkyReelsV2DiffusionForcingImageToVideoPipeline": _FORCING,

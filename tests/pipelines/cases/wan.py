@@ -65,9 +65,7 @@ def text_to_video() -> WanPipeline:
 def two_experts() -> WanPipeline:
     """Wan 2.2: one transformer for the noisy steps, one for the others."""
     torch.manual_seed(0)
-    return WanPipeline(
-        **_common(), transformer=_transformer(), transformer_2=_transformer(), boundary_ratio=BOUNDARY
-    )
+    return WanPipeline(**_common(), transformer=_transformer(), transformer_2=_transformer(), boundary_ratio=BOUNDARY)
 
 
 def expanded_timesteps() -> WanPipeline:

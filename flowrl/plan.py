@@ -1,0 +1,327 @@
+"""What a training step costs, before it is run: ``flowrl plan``.
+
+The run's model is loaded, and its pipeline samples one micro-batch with a denoiser and a decoder that compute nothing:
+they answer with zeros of the right shapes. The shapes come from running them on torch's *fake* tensors, which have no
+data; on these, floating-point operations are counted, and the bytes that are alive at once. So planning takes
+seconds whatever the model's size, and knows no model. Rewards are not counted, nor is what a library takes inside of
+an operation.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from . import memo
+from .config import RunConfig
+from .memo import mapped
+from .objectives import Seeds
+from .preflight import preflight
+from .preset import resolve
+from .trainer import Trainer
+from .trajectory import Rollout
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call costs.
+
+    Attributes:
+        flops: floating-point operations of the forward pass, a multiplication and an addition counted as two.
+        peak: most bytes alive at once in it, beside weights and arguments.
+        training_flops: the same with the backward pass to the trained weights.
+        training_peak: the same with the backward pass.
+        held: bytes that the forward pass keeps for the backward pass.
+        answer: the result, as fake tensors.
+    """
+
+    flops: int
+    peak: int
+    training_flops: int
+    training_peak: int
+    held: int
+    answer: Any
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the memory.
+
+    Attributes:
+        name: what it is.
+        nbytes: its size.
+        hint: what lowers it.
+        passing: alive only for a part of the step; of these terms, only the largest counts.
+    """
+
+    name: str
+    nbytes: int
+    hint: str
+    passing: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training step costs, all processes together but for the memory, which is that of one.
+
+    Attributes:
+        rollout_calls: samples that the denoiser processes in rollouts, counting guidance's second pass.
+        update_calls: the same in updates.
+        flops: of the denoiser.
+        terms: of the peak memory.
+    """
+
+    rollout_calls: int
+    update_calls: int
+    flops: int
+    terms: Sequence[Term]
+
+    @property
+    def peak(self) -> int:
+        """Estimated peak memory of a step in bytes."""
+        staying = sum(term.nbytes for term in self.terms if not term.passing)
+        return staying + max((term.nbytes for term in self.terms if term.passing), default=0)
+
+    @property
+    def largest(self) -> Term:
+        """The term to lower first."""
+        return max(self.terms, key=lambda term: term.nbytes)
+
+
+def plan(config: RunConfig, processes: int = 1) -> Plan:
+    """Plan a training step.
+
+    Args:
+        config: the run; nothing is written to its output folder.
+        processes: that share the step.
+
+    Raises:
+        UserError: the run cannot work.
+    """
+    config = resolve(config).config
+    # Backends, compilation and int8 change neither what is counted here nor, but for the base, what is alive.
+    plain = {"attention": None, "compile": "none", "quantise": "none", "fsdp": False, "text_encoders": "keep"}
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"output": Path(folder) / "run", "fit": config.fit.model_copy(update=plain)}
+        light = config.model_copy(update=changes)
+        trainer = Trainer(light, preflight(light), Accelerator(cpu=not torch.accelerator.is_available()))
+        return _plan(trainer, config, processes)
+
+
+def _plan(trainer: Trainer, config: RunConfig, processes: int) -> Plan:
+    policy, pipe = trainer.policy, trainer.policy.pipe
+    trained = list(policy.parameters.values())
+    denoisers = {f"{name}.forward": Stub(module, module.forward, trained) for name, module in policy.modules.items()}
+    vae = getattr(pipe, "vae", None)
+    decoders = {"vae.decode": Stub(vae, vae.decode)} if hasattr(vae, "decode") else {}
+    with memo.exchanged(pipe, {**denoisers, **decoders}):
+        batch, rollout = trainer.first_rollout()
+        sampling = [cost for stub in denoisers.values() for cost in stub.take()]
+        rollout_calls, policy.denoiser_calls = policy.denoiser_calls, 0
+        with torch.no_grad():
+            policy.predict(rollout, rollout.latents.float(), 0.5)
+        model_call = [cost for stub in denoisers.values() for cost in stub.take()]
+        passes = policy.denoiser_calls
+    objective, steps = trainer.objective, len(rollout.transitions)
+    pieces = len(objective.pieces(policy, rollout, Seeds(0, range(len(batch.rows)))))
+    calls = objective.model_calls(steps)
+    shared = sum(1 / rollout.leaves(step) for step in rollout.transitions) / steps if steps else 1.0
+    forward, training = (sum(getattr(cost, f"{kind}flops") for cost in model_call) for kind in ("", "training_"))
+    times = config.groups_per_step * config.group_size / len(batch.rows)
+    flops = sum(cost.flops for cost in sampling) + shared * (pieces * training + (calls - pieces) * forward)
+    decoding = [cost for stub in decoders.values() for cost in stub.take()]
+    kept = _kept(rollout) * math.ceil(math.ceil(times) / processes)
+    terms = [
+        *_weights(trainer, config, processes),
+        Term("rollouts of a step", kept, "fewer policy.train_steps, or a smaller groups_per_step"),
+        *_passing(config, sampling, model_call, decoding, more=calls > pieces),
+    ]
+    return Plan(round(times * rollout_calls), round(times * shared * calls * passes), round(times * flops), terms)
+
+
+def _weights(trainer: Trainer, config: RunConfig, processes: int) -> list[Term]:
+    """What stays on the device all the time."""
+    policy, fit = trainer.policy, config.fit
+    base = sum(_frozen_bytes(module, fit.quantise == "int8") for module in policy.modules.values())
+    numbers = 4 * sum(parameter.numel() for parameter in policy.parameters.values())
+    whole = fit.train == "full"
+    copies = len(trainer.copies) + (whole and policy.device.type == "cpu")  # the base lies on the CPU
+    found = [Term("frozen weights", base // (processes if fit.fsdp else 1), _base_hint(config))]
+    fewer = "fit.train: lora" if whole else "a smaller lora.rank"
+    found.append(Term("trained weights, gradients, Adam and copies", numbers * (4 + copies), fewer))
+    rest = {name: part for name, part in policy.pipe.components.items() if isinstance(part, nn.Module)}
+    encoders = [part for name, part in rest.items() if "text_encoder" in name and name not in policy.modules]
+    gone = fit.text_encoders == "release" or (fit.text_encoders == "offload" and policy.device.type != "cpu")
+    others = [part for name, part in rest.items() if "text_encoder" not in name and name not in policy.modules]
+    text = 0 if gone else sum(map(_frozen_bytes, encoders))
+    found.append(Term("text encoders", text, "fit.text_encoders: release (or offload)"))
+    found.append(Term("VAE and other parts", sum(map(_frozen_bytes, others)), "model.vae_dtype: bfloat16"))
+    return found
+
+
+def _base_hint(config: RunConfig) -> str:
+    if config.model.dtype == "float32":
+        return "model.dtype: bfloat16"
+    return "fit.fsdp: true, on several GPUs" if config.fit.quantise != "none" else "fit.quantise: int8"
+
+
+def _passing(
+    config: RunConfig, sampling: Sequence[Cost], model_call: Sequence[Cost], decoding: Sequence[Cost], more: bool
+) -> list[Term]:
+    """What comes and goes: activations."""
+    fit = config.fit
+    held = sum(cost.held for cost in model_call)
+    update = max((held - cost.held + cost.training_peak for cost in model_call), default=0)
+    beside = held + max((cost.peak for cost in model_call), default=0) if more else 0
+    smaller = "a smaller micro_batch_size"
+    checkpoint = smaller if fit.gradient_checkpointing else "fit.gradient_checkpointing: true"
+    slicing = "fit.vae_tiling: true" if fit.vae_slicing else "fit.vae_slicing: true"
+    return [
+        Term("activations of an update", max(update, beside), checkpoint, passing=True),
+        Term("activations of sampling", max((cost.peak for cost in sampling), default=0), smaller, passing=True),
+        Term("decoding pictures", max((cost.peak for cost in decoding), default=0), slicing, passing=True),
+    ]
+
+
+def _frozen_bytes(module: nn.Module, quantised: bool = False) -> int:
+    """Bytes of a module's weights that are not trained; int8 with a scale for each row where quantised."""
+    total = memo.nbytes([*(p for p in module.parameters() if not p.requires_grad), *module.buffers()])
+    if quantised:
+        for part in module.modules():
+            if isinstance(part, nn.Linear) and not part.weight.requires_grad:
+                size = part.weight.element_size()
+                total -= part.weight.numel() * (size - 1) - part.out_features * size
+    return total
+
+
+def _kept(rollout: Rollout) -> int:
+    """Bytes that a micro-batch leaves behind until its update."""
+    return rollout.transition_bytes() + memo.nbytes([rollout.images, rollout.latents])
+
+
+class Stub:
+    """Stands for a method of a module: answers with zeros, and knows what the method would have cost."""
+
+    def __init__(self, owner: nn.Module, method: Callable[..., Any], trained: Sequence[Tensor] = ()) -> None:
+        """Stand for a method; ``trained`` are the weights that a backward pass would reach."""
+        self._owner, self._method, self._trained = owner, method, trained
+        self._known: dict[Any, Cost] = {}
+        self._calls: list[Cost] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The zeros."""
+        key = (memo.shapes((args, kwargs)), memo.words((args, kwargs)))
+        if key not in self._known:
+            weights = [*self._owner.parameters(), *self._owner.buffers()]
+            self._known[key] = measure(self._method, args, kwargs, weights, self._trained)
+        self._calls.append(self._known[key])
+        # Fake tensors know the device that they stand for.
+        return mapped(self._known[key].answer, lambda t: torch.zeros(t.shape, dtype=t.dtype, device=t.device))
+
+    def take(self) -> list[Cost]:
+        """What the calls since the last time would have cost."""
+        calls, self._calls = self._calls, []
+        return calls
+
+
+def measure(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    weights: Iterable[Tensor],
+    trained: Sequence[Tensor] = (),
+) -> Cost:
+    """What a call would cost, computed on fake tensors.
+
+    Args:
+        function: a method of a module.
+        args: of the call.
+        kwargs: of the call.
+        weights: of the module, which are there anyway.
+        trained: weights that a backward pass goes to; none for a call without one.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake_args, fake_kwargs = mapped((tuple(args), dict(kwargs)), mode.from_tensor)
+        there: list[Tensor] = [mode.from_tensor(weight) for weight in weights]
+        mapped((fake_args, fake_kwargs), there.append)
+        with torch.no_grad(), FlopCounterMode(display=False) as flops, Alive(there) as alive:
+            answer = function(*fake_args, **fake_kwargs)
+        if not trained:
+            return Cost(flops.get_total_flops(), alive.peak, 0, 0, 0, answer)
+        with torch.enable_grad(), FlopCounterMode(display=False) as all_flops, Alive(there) as all_alive:
+            outputs: list[Tensor] = []
+            mapped(function(*fake_args, **fake_kwargs), outputs.append)
+            held = all_alive.now
+            torch.autograd.grad([o.float().square().mean() for o in outputs[:1]], list(trained), allow_unused=True)
+    return Cost(
+        flops.get_total_flops(), alive.peak, all_flops.get_total_flops(), all_alive.peak, held, answer
+    )
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the tensors that operations make, as long as they live.
+
+    Attributes:
+        now: bytes alive.
+        peak: the most so far.
+    """
+
+    def __init__(self, there: Iterable[Tensor]) -> None:
+        """Count new storages only: not those of ``there``, nor views of them."""
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: Any = WeakIdKeyDictionary()
+        for tensor in there:
+            self._known[tensor.untyped_storage()] = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and look at what it made."""
+        result = func(*args, **(kwargs or {}))
+        mapped(result, self._see)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self._known:
+            self._known[storage] = True
+            size = storage.nbytes()
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, size)
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+
+def show(found: Plan, console: Console | None = None) -> None:
+    """Print a plan."""
+    console = console or Console()
+    table = Table("a training step", "", box=None)
+    table.columns[1].justify = "right"
+    table.add_row("denoiser calls (samples), rollouts", f"{found.rollout_calls:,}")
+    table.add_row("denoiser calls (samples), updates", f"{found.update_calls:,}")
+    table.add_row("floating-point operations of the denoiser", f"{found.flops:.3g}")
+    for term in found.terms:
+        table.add_row(("at its height: " if term.passing else "") + term.name, _size(term.nbytes))
+    table.add_row("estimated peak memory of a process", _size(found.peak))
+    console.print(table)
+    console.print(f"Largest: {found.largest.name}. It gets smaller with {found.largest.hint}.", highlight=False)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
