@@ -20,11 +20,12 @@ part of their noise; here they do not. Nothing is pruned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .data import sample_seed
@@ -250,7 +251,6 @@ def node_advantages(
         advantage: ``f(scores, weights)``, the run's own.
         leaves: a divisor of G; G itself leaves nothing to compare with, and gives 0.
 
-    >>> import torch
     >>> from flowrl.advantages import group
     >>> scores = torch.tensor([[[0.0], [2.0], [3.0], [5.0]]])
     >>> node_advantages(scores, torch.ones(1), group, 2).round(decimals=3)
@@ -261,6 +261,31 @@ def node_advantages(
         return scores.new_zeros(scores.shape[:2]).float()
     means = scores.unflatten(1, (size // leaves, leaves)).nanmean(dim=2)
     return advantage(means, weights)[0].repeat_interleave(leaves, dim=1)
+
+
+def advantages_by_leaves(
+    advantages: Tensor,
+    scores: Tensor,
+    weights: Tensor,
+    advantage: Callable[..., tuple[Tensor, Any]],
+    rollouts: Iterable[Rollout],
+) -> dict[int, Tensor]:
+    """Advantages `[P, G]` by how many samples share a step: the samples' own for 1, and `node_advantages` for more."""
+    shared = {rollout.leaves(step) for rollout in rollouts for step in rollout.transitions} - {1}
+    return {1: advantages, **{n: node_advantages(scores, weights, advantage, n) for n in sorted(shared)}}
+
+
+def credit(rollout: Rollout, by_leaves: Mapping[int, Tensor], device: torch.device) -> tuple[Tensor, dict[int, Tensor]]:
+    """Advantages `[B]` of a micro-batch's samples, and of each step that several of them share, on a device.
+
+    Args:
+        rollout: the micro-batch.
+        by_leaves: advantages `[B]` by how many samples share a step.
+        device: where they go.
+    """
+    moved = {leaves: values.to(device) for leaves, values in by_leaves.items()}
+    shared = {step: rollout.leaves(step) for step in rollout.transitions}
+    return moved[1], {step: moved[leaves] for step, leaves in shared.items() if leaves > 1}
 
 
 def _rows(value: Any, rows: Sequence[int], firsts: Sequence[int]) -> Any:

@@ -36,7 +36,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            _complain(error)
+            if _main_process():  # every process finds it
+                _complain(error)
             raise typer.Exit(2) from None
         except RunStopped as error:
             _complain(error)
@@ -75,11 +76,11 @@ def train(
 ) -> None:
     """Train a LoRA. Several processes: accelerate launch --num_processes N -m flowrl train ..."""
     from .config import load_config
-    from .launch import start_missing_processes
+    from .launch import all_processes
 
     recipe = load_config(config, overrides or [])
-    start_missing_processes()
-    _where_it_lies(_train(recipe, resume))
+    with all_processes():
+        _where_it_lies(_train(recipe, resume))
 
 
 @app.command()
@@ -91,11 +92,14 @@ def demo(
 ) -> None:
     """Teach the bundled model to draw what a caption says: on a laptop, offline, in minutes."""
     from .config import load_config
+    from .launch import one_process_a_core
 
     folder = output or Path("runs") / f"demo_{objective.value}"
     with as_file(files("flowrl.configs") / f"shapes_{objective.value}.yaml") as path:
         recipe = load_config(path, [f"output={folder}", *(overrides or [])])
-    run = _train(recipe, resume)
+    batches = recipe.groups_per_step * recipe.group_size // recipe.micro_batch_size
+    with one_process_a_core(limit=max(1, batches)):
+        run = _train(recipe, resume)
     if _main_process():
         _compare(run)
         _where_it_lies(run)

@@ -128,32 +128,41 @@ def fit(policy: Policy, how: FitConfig, device: torch.device) -> None:
     Raises:
         UserError: a model does not support what was asked for.
     """
-    pipe = policy.pipe
     for name, module in policy.modules.items():
         if how.quantise != "none":
             quantise(module)
         if how.gradient_checkpointing:
             _require(getattr(module, "_supports_gradient_checkpointing", False), name, module, "gradient_checkpointing")
-            module.enable_gradient_checkpointing()
+            _of_diffusers(module).enable_gradient_checkpointing()
         if how.attention is not None:
             _set_attention(name, module, how.attention)
     for key, asked in (("tiling", how.vae_tiling), ("slicing", how.vae_slicing)):
         if asked:
-            vae = getattr(pipe, "vae", None)
+            vae = getattr(policy.pipe, "vae", None)
             _require(hasattr(vae, f"enable_{key}"), "vae", vae, f"vae_{key}")
             getattr(vae, f"enable_{key}")()
-    if how.fsdp:
-        for name, part in pipe.components.items():
-            if isinstance(part, nn.Module) and name not in policy.modules:
-                part.to(device)
-        for module in policy.modules.values():
-            shard(module, device)
-    else:
-        pipe.to(device)
+    _move(policy, device, how.fsdp)
     if how.compile == "regional":
         for name, module in policy.modules.items():
             _require(getattr(module, "_repeated_blocks", None), name, module, "compile: regional")
-            module.compile_repeated_blocks()
+            _of_diffusers(module).compile_repeated_blocks()
+
+
+def _move(policy: Policy, device: torch.device, sharded: bool) -> None:
+    """To the device as a whole, or a denoiser block by block, so that no process ever holds all of it there."""
+    if not sharded:
+        policy.pipe.to(device)
+        return
+    for name, part in policy.pipe.components.items():
+        if isinstance(part, nn.Module) and name not in policy.modules:
+            part.to(device)
+    for module in policy.modules.values():
+        shard(module, device)
+
+
+def _of_diffusers(module: nn.Module) -> Any:
+    """The module, with the methods that diffusers' models have and torch's do not."""
+    return module
 
 
 def _require(supported: Any, name: str, module: Any, key: str) -> None:
@@ -162,7 +171,7 @@ def _require(supported: Any, name: str, module: Any, key: str) -> None:
 
 
 def _set_attention(name: str, module: nn.Module, backend: str) -> None:
-    module.set_attention_backend(backend)
+    _of_diffusers(module).set_attention_backend(backend)
     processors = (getattr(part, "processor", None) for part in module.modules())
     chosen = any(getattr(processor, "_attention_backend", None) is not None for processor in processors)
     _require(chosen, name, module, f"attention: {backend}")

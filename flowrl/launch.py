@@ -1,15 +1,17 @@
 """As many processes as ``accelerate launch`` was asked for, also on a machine without an accelerator.
 
 There, ``accelerate launch --num_processes 2`` starts one process: accelerate only prepares the address of a process
-group that it leaves to MPI. flowrl then starts torch's own launcher in that process's place. Imports no torch.
+group that it leaves to MPI. flowrl then starts the others itself.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from .errors import UserError
 
@@ -44,27 +46,56 @@ def processes_missing(environment: Mapping[str, str], command: Sequence[str]) ->
     )
 
 
-def start_missing_processes() -> None:
-    """Become torch's launcher of the same flowrl command, if accelerate started fewer processes than were asked for."""
+@contextmanager
+def all_processes() -> Iterator[None]:
+    """Inside the block, as many processes run this command as ``accelerate launch`` was asked for."""
     import psutil
 
     parent = psutil.Process().parent()
-    count = processes_missing(os.environ, parent.cmdline() if parent else [])
-    if count > 1:
-        _become([sys.executable, *torch_launcher(count, sys.argv[1:])])
+    with together(processes_missing(os.environ, parent.cmdline() if parent else [])):
+        yield
 
 
-def torch_launcher(count: int, arguments: Sequence[str]) -> list[str]:
-    """Arguments of Python that run ``flowrl`` with ``arguments`` in ``count`` processes of this machine.
+@contextmanager
+def one_process_a_core(limit: int) -> Iterator[None]:
+    """Inside the block, each core of a machine without an accelerator runs this command, ``limit`` at most.
 
-    >>> " ".join(torch_launcher(2, ["train", "a.yaml"]))
-    '-m torch.distributed.run --standalone --nproc_per_node 2 -m flowrl train a.yaml'
+    For a small model that is faster than the threads of one process: its matrices are too small to share out.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    return [*launcher, "-m", "flowrl", *arguments]
+    import torch
+
+    launched = "RANK" in os.environ or "MASTER_ADDR" in os.environ
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with together(0 if launched or torch.accelerator.is_available() else min(cores, limit)):
+        if "RANK" in os.environ:
+            torch.set_num_threads(1)
+        yield
 
 
-def _become(command: Sequence[str]) -> NoReturn:
-    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
-    sys.stdout.flush()
-    os.execve(command[0], list(command), environment)
+@contextmanager
+def together(count: int) -> Iterator[None]:
+    """Inside the block, this is process 0 of ``count`` that run the same command; 0 and 1 change nothing.
+
+    The others end with the block: at its end they are through too, and if it fails they are stopped.
+    """
+    if count < 2:
+        yield
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environments = [{**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    command = [sys.executable, "-m", "flowrl", *sys.argv[1:]]
+    others = [subprocess.Popen(command, env=environment) for environment in environments[1:]]
+    before = dict(os.environ)
+    os.environ.update(environments[0])
+    try:
+        yield
+        for other in others:
+            other.wait()
+    finally:
+        for other in others:
+            other.terminate()
+        os.environ.clear()
+        os.environ.update(before)

@@ -121,7 +121,7 @@ class Memory:
 
 def _zero(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Zeros of a shape, of the type of a tensor, that take no memory."""
-    return torch.zeros((), dtype=like.dtype, device=like.device).expand(*shape)
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(torch.Size(shape))
 
 
 def grown(blank: Any, times: int) -> Any:

@@ -127,7 +127,7 @@ def _plan(trainer: Trainer, config: RunConfig, processes: int) -> Plan:
     policy, pipe = trainer.policy, trainer.policy.pipe
     trained = list(policy.parameters.values())
     denoisers = {f"{name}.forward": Stub(module, module.forward, trained) for name, module in policy.modules.items()}
-    vae = getattr(pipe, "vae", None)
+    vae: Any = getattr(pipe, "vae", None)
     decoders = {"vae.decode": Stub(vae, vae.decode)} if hasattr(vae, "decode") else {}
     with memo.exchanged(pipe, {**denoisers, **decoders}):
         batch, rollout = trainer.first_rollout()
@@ -268,9 +268,7 @@ def measure(
             mapped(function(*fake_args, **fake_kwargs), outputs.append)
             held = all_alive.now
             torch.autograd.grad([o.float().square().mean() for o in outputs[:1]], list(trained), allow_unused=True)
-    return Cost(
-        flops.get_total_flops(), alive.peak, all_flops.get_total_flops(), all_alive.peak, held, answer
-    )
+    return Cost(flops.get_total_flops(), alive.peak, all_flops.get_total_flops(), all_alive.peak, held, answer)
 
 
 class Alive(TorchDispatchMode):
@@ -283,7 +281,7 @@ class Alive(TorchDispatchMode):
 
     def __init__(self, there: Iterable[Tensor]) -> None:
         """Count new storages only: not those of ``there``, nor views of them."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: Any = WeakIdKeyDictionary()
         for tensor in there:

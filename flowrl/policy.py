@@ -125,7 +125,7 @@ class Policy:
                 part.eval()
                 checkpoints = getattr(part, "_supports_gradient_checkpointing", False)
                 if checkpoints and not hasattr(part, "gradient_checkpointing"):
-                    vars(part)["gradient_checkpointing"] = False  # read with gradients on, but not set, by Z-Image's control net
+                    vars(part)["gradient_checkpointing"] = False  # Z-Image's control net reads it and does not set it
                 if name not in self.modules:
                     part.requires_grad_(False)
         for module in self.modules.values():
@@ -552,6 +552,6 @@ def _quiet(pipe: Any) -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del pipe._progress_bar_config
+            vars(pipe).pop("_progress_bar_config", None)  # a pipeline of pipelines passes it on to those
         else:
             pipe._progress_bar_config = before

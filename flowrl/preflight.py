@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +71,7 @@ class Preflight:
         advantage: ``advantage(scores, weights)``, its options bound.
         objective: the objective, its options set.
         selection: which steps are stochastic and trained.
+        sharing: how many samples share each part of a trajectory, see `check_branch`.
     """
 
     resolved: Resolved
@@ -82,6 +85,7 @@ class Preflight:
     advantage: Callable[..., Any]
     objective: Objective
     selection: StepSelection
+    sharing: Sequence[int]
 
 
 def preflight(config: RunConfig, resume: bool = False) -> Preflight:
@@ -103,7 +107,7 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     check_transitions(config.objective.name, objective, kernel)
     objective.check(config.policy.steps)
     selection = make_selection(config.policy)
-    check_branch(config, selection, kernel)
+    sharing = check_branch(config, selection, kernel)
     advantage = make_advantage(config.advantage)
     check_fit(config, len(eval_rows), int(os.environ.get("WORLD_SIZE", "1")))
     check_disk(config, model)
@@ -113,7 +117,7 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
     eval_rewards.check(eval_rows)
     return Preflight(
-        resolved, model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection
+        resolved, model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing
     )
 
 
@@ -190,7 +194,7 @@ def check_output(config: RunConfig, resume: bool) -> None:
 
 
 def _same_run(config: RunConfig, path: Path) -> None:
-    free = {**dict.fromkeys(RESUMABLE, True), "fit": set(RESUMABLE_FIT)}
+    free: Any = {**dict.fromkeys(RESUMABLE, True), "fit": set(RESUMABLE_FIT)}
     before, now = (c.model_dump(mode="json", exclude=free) for c in (load_config(path), config))
     changed = [f"{key} was {before[key]}, is {now[key]}" for key in now if before[key] != now[key]]
     if changed:
@@ -252,11 +256,15 @@ def make_selection(policy: PolicyConfig) -> StepSelection:
     return selection
 
 
-def check_branch(config: RunConfig, selection: StepSelection, kernel: Kernel) -> None:
-    """Where samples share their trajectories, noise makes them part, in numbers that give whole groups."""
+def check_branch(config: RunConfig, selection: StepSelection, kernel: Kernel) -> list[int]:
+    """Where samples share their trajectories, noise makes them part, in numbers that give whole groups.
+
+    Returns:
+        How many samples share each part of a trajectory, from its start on; the last is 1.
+    """
     branch = config.policy.branch
     if branch is None:
-        return
+        return [1]
     from .branching import Tree
     from .selection import stand_in
 
@@ -272,6 +280,7 @@ def check_branch(config: RunConfig, selection: StepSelection, kernel: Kernel) ->
         if step >= config.policy.steps:
             last = config.policy.steps - 1
             raise UserError(f"policy.branch.at: step {step}, but the schedule has the steps 0 to {last}.")
+    return [config.group_size // width for width in accumulate((ways for _, ways in splits), mul, initial=1)]
 
 
 def check_transitions(name: str, objective: Objective, kernel: Kernel) -> None:
@@ -297,9 +306,9 @@ def check_disk(config: RunConfig, model: str) -> None:
 def run_bytes(config: RunConfig, model: str) -> int:
     """About how many bytes a run writes.
 
-    A checkpoint holds what is trained, Adam's two moments, and up to two more copies (EMA, old policy), in float32; one more
-    than ``keep_checkpoints`` exist while the newest is written. The sizes come from the headers of the weight files;
-    for a model that is not on this disk only a flat sum is asked for.
+    A checkpoint holds what is trained, Adam's two moments, and up to two more copies (EMA, old policy), in float32; one
+    more than ``keep_checkpoints`` exist while the newest is written. The sizes come from the headers of the weight
+    files; for a model that is not on this disk only a flat sum is asked for.
     """
     from .policy import DENOISERS
 

@@ -154,6 +154,7 @@ class Recording(Session):
         self.start: int | None = None
         self.last: Tensor | None = None
         self._latest: int | None = None
+        self._latest_beside: dict[int, int | None] = {}
 
     def begin(self, places: list[Place]) -> None:
         """Choose the steps, and refuse those that cannot be trained."""
@@ -200,6 +201,12 @@ class Recording(Session):
 
     def beside(self, copy: int, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """The deterministic step, kept where the next step is."""
+        if self._latest_beside.get(copy, -2) == self._latest:
+            raise UserError(
+                "the pipeline steps its latents with copies of its scheduler alone: their steps are not one trajectory "
+                "that a policy could record."
+            )
+        self._latest_beside[copy] = self._latest
         x_next = _deterministic(self._kernel, place, x, model_output)
         if place.step + 1 in self._keep:
             self.arrivals_beside.setdefault(place.step + 1, {})[copy] = own(x_next)
@@ -569,7 +576,7 @@ class EDMPolicyScheduler(FlowPolicyScheduler):
 class DDPMPolicyScheduler(PolicyScheduler):
     """DDIM's schedule for DDPM-type models, whose steps a session takes."""
 
-    kind = "ddpm"
+    kind: ClassVar[Kind] = "ddpm"
     alphas_cumprod: Tensor
     final_alpha_cumprod: Tensor
 

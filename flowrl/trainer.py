@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import fitting, parallel
 from .adapters import Decay, LoRA, WeightCopy, constant_decay
-from .branching import Tree, node_advantages, rollout_tree
+from .branching import Tree, advantages_by_leaves, credit, rollout_tree
 from .checkpoint import Checkpoints, Counters
 from .config import RunConfig
 from .data import MicroBatch, plan_step, rows_for_step, sample_seed
@@ -189,16 +189,20 @@ class Trainer:
 
     def _let_encoders_go(self) -> None:
         """Encode the prompts of all steps to come and of the evaluations, and send the text encoders away."""
-        how, setting = self.config.fit.text_encoders, self._setting()
+        how, setting, policy = self.config.fit.text_encoders, self._setting(), self.config.policy
         if how == "keep":
             return
         calls: dict[tuple[str, ...], Callable[[], object]] = {}
         for batch in _mine(eval_batches(self._checked.eval_rows, setting)):
-            calls["evaluation", *(row.prompt for row in batch.rows)] = partial(draw, self.policy, batch, setting)
+            calls[("evaluation", *(row.prompt for row in batch.rows))] = partial(draw, self.policy, batch, setting)
         for step in range(self.counters.step, self.config.max_steps):
-            choose = partial(self._checked.selection.select, step, 0)
             for batch in _mine(self._plan(step)):
-                calls["rollout", *(row.prompt for row in batch.rows)] = partial(self._rollout, batch, choose)
+                for shared in self._checked.sharing:  # branches encode the prompts of each segment
+                    prompts = [row.prompt for row in batch.rows[::shared]]
+                    how_called = {"steps": policy.steps, "guidance_scale": policy.guidance_scale, **self._call}
+                    calls[("rollout", *prompts)] = partial(
+                        self.policy.rollout, prompts, seeds=range(len(prompts)), **how_called
+                    )
         with self._timed("encoding"):
             fitting.let_go(self.policy, self._progress("encoding", list(calls.values())), release=how == "release")
 
@@ -273,14 +277,13 @@ class Trainer:
         config = self.config
         table = rewards.combine(merged.raw).unflatten(0, (config.groups_per_step, config.group_size))
         advantages, diagnostics = self._checked.advantage(table, rewards.weights)
-        shared = {rollout.leaves(step) for _, rollout in rollouts.values() for step in rollout.transitions} - {1}
-        levels = {1: advantages.flatten()}
-        for leaves in sorted(shared):
-            levels[leaves] = node_advantages(table, rewards.weights, self._checked.advantage, leaves).flatten()
+        levels = advantages_by_leaves(
+            advantages, table, rewards.weights, self._checked.advantage, [rollout for _, rollout in rollouts.values()]
+        )
         start, cut = 0, {}
         for batch in batches:
             part = slice(start, start + len(batch.rows))
-            cut[batch.index] = {leaves: flat[part] for leaves, flat in levels.items()}
+            cut[batch.index] = {leaves: found.flatten()[part] for leaves, found in levels.items()}
             start = part.stop
         metrics = {f"advantage/{name}": value for name, value in diagnostics.items() if not name.startswith("reward_")}
         metrics |= {"reward/mean": diagnostics["reward_mean"], "reward/std": diagnostics["reward_std"]}
@@ -463,21 +466,6 @@ def learning_rate(config: RunConfig, step: int) -> float:
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     half_life = config.learning_rate_half_life
     return config.learning_rate * warm * (1.0 if half_life is None else 0.5 ** (step / half_life))
-
-
-def credit(
-    rollout: Rollout, levels: Mapping[int, Tensor], device: torch.device
-) -> tuple[Tensor, dict[int, Tensor]]:
-    """Advantages of a micro-batch's samples, and of its steps that several samples share, on a device.
-
-    Args:
-        rollout: the micro-batch.
-        levels: advantages `[B]` by how many samples share a step.
-        device: where they go.
-    """
-    moved = {leaves: values.to(device) for leaves, values in levels.items()}
-    shared = {step: rollout.leaves(step) for step in rollout.transitions}
-    return moved[1], {step: moved[leaves] for step, leaves in shared.items() if leaves > 1}
 
 
 def summary_line(metrics: dict[str, float], max_steps: int) -> str:

@@ -317,6 +317,18 @@ def test_two_processes_are_one_and_micro_batches_change_nothing(model, tmp_path)
             torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-6)
 
 
+def test_branches_find_their_prompts_encoded(model, tmp_path):
+    """Where the text encoders are released before the first step, the run is the one that keeps them."""
+    sums = []
+    for number, how in enumerate(("keep", "release")):
+        run = runs.watched(runs.recipe(model, tmp_path / str(number), *BRANCHED, f"fit.text_encoders={how}"))
+        run._let_encoders_go()
+        run.step()
+        run.step()
+        sums.append(run.trace.sums)
+    assert sums[0] == sums[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

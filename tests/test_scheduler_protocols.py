@@ -17,6 +17,8 @@ from flowrl.errors import UserError
 from flowrl.policy import SeededNoise, as_pictures
 from flowrl.scheduler import Done, Finishing, FlowPolicyScheduler, Probing, Recording, Replaying, policy_scheduler
 
+from . import tiny
+
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # diffusers', under numpy 2
 
 FLOW = FlowMatchEulerDiscreteScheduler
@@ -226,6 +228,15 @@ def test_latents_beside_are_stepped_without_noise_and_handed_over():
         assert torch.equal(again, sound)
 
 
+def test_copies_that_step_alone_are_refused():
+    """Diffusion forcing steps each block of frames with a copy: nothing that the scheduler itself could record."""
+    ours = ready(FLOW(), 4, recording())
+    alone = copy.deepcopy(ours)
+    x = alone.step(torch.zeros(2, 4), ours.timesteps[0], torch.randn(2, 4)).prev_sample
+    with pytest.raises(UserError, match="copies of its scheduler alone"):
+        alone.step(torch.zeros(2, 4), ours.timesteps[1], x)
+
+
 def test_pictures_of_one_sample_have_a_batch_axis():
     """Cosmos 3 leaves it out; a picture of one sample has one already, and pictures of several always."""
     assert as_pictures(torch.zeros(5, 3, 8, 8), 1).shape == (1, 5, 3, 8, 8)
@@ -237,3 +248,13 @@ def test_pictures_have_their_channels_before_their_height():
     """LTX 2 in a high dynamic range gives tensors with the channels last."""
     assert as_pictures(torch.zeros(2, 5, 8, 6, 3), 2).shape == (2, 5, 3, 8, 6)
     assert as_pictures(torch.zeros(2, 3, 8, 3), 2).shape == (2, 3, 8, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_sample_comes_without_lists():
+    """Some pipelines (Wan VACE, Cosmos 3) take one prompt and one generator, not lists of one; the others take both."""
+    made = tiny.policy("sd3", "flow_sde")
+    call = {"seeds": [3], "steps": 2, "guidance_scale": 4.5, "train_steps": ()}
+    alone = made.rollout(["a red circle"], negative_prompt=["a blue circle"], **call)
+    assert (alone.call["prompt"], alone.call["negative_prompt"]) == ("a red circle", "a blue circle")
+    assert len(alone.images) == len(made.sample(["a red circle"], seeds=[3], steps=2)) == 1

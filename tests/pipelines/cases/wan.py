@@ -162,11 +162,12 @@ def _videos(count: int) -> dict[str, Any]:
 
 
 def _control(count: int) -> dict[str, Any]:
-    half = [Image.fromarray((parts.np.arange(16)[None].repeat(16, 0) > 7).astype("uint8") * 255) for _ in range(5)]
+    half = Image.new("L", (16, 16))
+    half.paste(255, (8, 0, 16, 16))
     return {
         **_frames(count),
         "video": parts.film(5, seed=2),
-        "mask": half,
+        "mask": [half] * 5,
         "reference_images": [parts.picture(seed=3)],
     }
 
