@@ -7,7 +7,7 @@ in several ways, each with noise of its own; and so on, until every sample has a
     rows      1 ─── 1 ─┬─ 2 ─── 2 ─┬─ 4        model calls of the group: 1 + 1 + 2 + 2 + 4 instead of 20
 
 A *stem* is a rollout of fewer samples that ends in a split. The model call of the splitting step is the stem's: the
-ways part by their noise alone. The continuation *walks* to where the stem ended (see `flowrl.scheduler`), which costs
+ways part by their noise alone. The continuation *walks* to where the stem ended (see `flowrl.session`), which costs
 no model call, and goes on with its own, larger batch. A replay of a shared step runs the stem's batch, so the ratio is
 exactly 1 there too, and costs as little.
 
@@ -33,7 +33,7 @@ from .errors import UserError
 from .kernels import Place
 from .memo import digest
 from .policy import Policy, SeededNoise
-from .scheduler import Done, Recording, Schedule, Steps
+from .session import Done, Recording, Schedule, Steps
 from .trajectory import Rollout, Transition, spread
 
 

@@ -282,10 +282,11 @@ def _where_it_lies(run: Path) -> None:
         return
     from .sample import WEIGHTS_FILE
 
+    whole = (run / "model").is_dir()
     for what, path in {
         "pictures": run / "samples",
         "report": run / "report.html",
-        "LoRA": run / "adapter" / WEIGHTS_FILE,
+        **({"model": run / "model"} if whole else {"LoRA": run / "adapter" / WEIGHTS_FILE}),
     }.items():
         _print(f"{what + ':':10}{path}")
 

@@ -206,7 +206,8 @@ class FitConfig(Section):
     compile: Literal["none", "regional"] = "none"
     """``regional`` compiles the repeated blocks of the denoiser, once for all of them."""
     attention: str | None = None
-    """An attention backend of diffusers, such as ``native``, ``flash`` or ``xformers``; null leaves the choice to it."""
+    """An attention backend of diffusers, such as ``native``, ``flash`` or ``xformers``; null leaves the choice to
+    diffusers."""
     quantise: Literal["none", "int8"] = "none"
     """``int8`` holds the frozen weights of the denoiser in 8 bits, by torchao."""
     text_encoders: Literal["keep", "offload", "release"] = "keep"

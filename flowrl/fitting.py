@@ -64,8 +64,6 @@ def check_fit(config: RunConfig, eval_rows: int, processes: int = 1) -> None:
             f"fit.train: full updates the weights themselves, and in {config.model.dtype} small updates are rounded "
             "away; write model.dtype: float32, or fit.train: lora."
         )
-    if fit.text_encoders == "release" and config.policy.branch is not None:
-        raise UserError("fit.text_encoders: release does not know the batches of policy.branch; write offload.")
     if fit.fsdp:
         _check_fsdp(config, eval_rows, processes)
 

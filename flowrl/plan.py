@@ -140,7 +140,7 @@ def _plan(trainer: Trainer, config: RunConfig, processes: int) -> Plan:
     objective, steps = trainer.objective, len(rollout.transitions)
     pieces = len(objective.pieces(policy, rollout, Seeds(0, range(len(batch.rows)))))
     calls = objective.model_calls(steps)
-    shared = sum(1 / rollout.leaves(step) for step in rollout.transitions) / steps if steps else 1.0
+    shared = _share(rollout)
     forward, training = (sum(getattr(cost, f"{kind}flops") for cost in model_call) for kind in ("", "training_"))
     times = config.groups_per_step * config.group_size / len(batch.rows)
     flops = sum(cost.flops for cost in sampling) + shared * (pieces * training + (calls - pieces) * forward)
@@ -152,6 +152,12 @@ def _plan(trainer: Trainer, config: RunConfig, processes: int) -> Plan:
         *_passing(config, sampling, model_call, decoding, more=calls > pieces),
     ]
     return Plan(round(times * rollout_calls), round(times * shared * calls * passes), round(times * flops), terms)
+
+
+def _share(rollout: Rollout) -> float:
+    """Samples of an average replay over all samples: less than 1 where some share the beginning of a trajectory."""
+    stems = [rollout.stem(step) or rollout for step in rollout.transitions]
+    return sum(map(len, stems)) / (len(rollout) * len(stems)) if stems else 1.0
 
 
 def _weights(trainer: Trainer, config: RunConfig, processes: int) -> list[Term]:
@@ -170,7 +176,7 @@ def _weights(trainer: Trainer, config: RunConfig, processes: int) -> list[Term]:
     others = [part for name, part in rest.items() if "text_encoder" not in name and name not in policy.modules]
     text = 0 if gone else sum(map(_frozen_bytes, encoders))
     found.append(Term("text encoders", text, "fit.text_encoders: release (or offload)"))
-    found.append(Term("VAE and other parts", sum(map(_frozen_bytes, others)), "model.vae_dtype: bfloat16"))
+    found.append(Term("VAE and other parts", sum(map(_frozen_bytes, others)), "model.dtype: bfloat16"))
     return found
 
 

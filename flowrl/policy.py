@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,25 +36,15 @@ from .adapters import (
     train_whole,
     trainable_parameters,
 )
+from .calls import as_pictures, attention_processors, check_no_momentum, denoisers_of, for_each_prompt, quiet, single
 from .errors import UserError
 from .kernels import Kernel, Prediction, Reduction
 from .memo import Memo, Memory
-from .scheduler import (
-    Done,
-    Finishing,
-    FlowPolicyScheduler,
-    Probing,
-    Recording,
-    Replaying,
-    Session,
-    Steps,
-    policy_scheduler,
-)
+from .scheduler import FlowPolicyScheduler, policy_scheduler
+from .session import Done, Finishing, Probing, Recording, Replaying, Session, Steps
 from .trajectory import Rollout, own, spread
 
 DEFAULT_LORA = LoRA()
-DENOISERS = ("transformer", "unet", "prior")
-"""Component names that hold a policy where none is named."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +107,8 @@ class Policy:
             raise UserError(f"{type(pipe).__name__} has no scheduler: it samples nothing, and cannot be a policy.")
         self._scheduler = policy_scheduler(pipe.scheduler)
         kernel.check_suits(self._scheduler.kind)
-        _check_no_momentum(pipe)
-        self.modules = _components(pipe, trainable)
+        check_no_momentum(pipe)
+        self.modules = denoisers_of(pipe, trainable)
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):
                 part.eval()
@@ -344,8 +333,8 @@ class Policy:
         stock = self.pipe.scheduler
         try:
             self.pipe.scheduler = copy.deepcopy(stock)  # a scheduler keeps the state of its last call
-            with _quiet(self.pipe), memo.exchanged(self.pipe, self._remembered(Memory(self._memo))):
-                generator = _single(generators, torch.Generator)
+            with quiet(self.pipe), memo.exchanged(self.pipe, self._remembered(Memory(self._memo))):
+                generator = single(generators, torch.Generator)
                 images = self._call_pipe(**arguments, generator=generator, output_type="pt")
         finally:
             self.pipe.scheduler = stock
@@ -376,7 +365,7 @@ class Policy:
         if guidance_scale is not None:
             arguments["guidance_scale"] = guidance_scale
         if len(prompts) == 1:  # a few pipelines take one sample only, and then no lists
-            arguments = {name: _single(value, str) for name, value in arguments.items()}
+            arguments = {name: single(value, str) for name, value in arguments.items()}
         unknown = sorted(set(arguments) - set(self._arguments))
         if unknown:
             raise UserError(f"{type(self.pipe).__name__} takes no argument {', '.join(unknown)}.")
@@ -393,18 +382,18 @@ class Policy:
         self._scheduler.batch = len(seeds)
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         denoisers = {f"{name}.forward": self._denoiser(name, memory) for name in self.modules}
-        processors = _processors(self.modules)
+        processors = attention_processors(self.modules)
         try:
             self.pipe.scheduler = self._scheduler
             # Noise that a pipeline draws without a generator must be that of the rollout too.
             with (
-                _quiet(self.pipe),
+                quiet(self.pipe),
                 memo.exchanged(self.pipe, {**self._remembered(memory), **denoisers}),
                 torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
                 suppress(Done),
             ):
                 torch.manual_seed(seeds[0])
-                generator = _single(generators, torch.Generator)
+                generator = single(generators, torch.Generator)
                 return self._call_pipe(**arguments, generator=generator, output_type="pt")
         except AttributeError as error:
             if type(self._scheduler).__name__ not in str(error):
@@ -472,86 +461,3 @@ class SeededNoise:
             raise UserError(f"the pipeline samples {len(like)} latents for {len(self._generators)} seeds.")
         rows = [torch.randn(like.shape[1:], generator=generator) for generator in self._generators]
         return torch.stack(rows).to(like.device)
-
-
-def for_each_prompt(call: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Arguments of a pipeline's call with one negative prompt a prompt; not every pipeline repeats a single one.
-
-    >>> for_each_prompt({"negative_prompt": "blurry", "height": 512}, 2)
-    {'negative_prompt': ['blurry', 'blurry'], 'height': 512}
-    """
-    texts = {name for name, value in call.items() if name.startswith("negative_prompt") and isinstance(value, str)}
-    return {name: [value] * count if name in texts else value for name, value in call.items()}
-
-
-def as_pictures(output: Any, samples: int | None = None) -> Tensor:
-    """A pipeline's first output as float32 `[B, 3, H, W]`, or of a video `[B, F, 3, H, W]`.
-
-    Some pipelines draw one video at a time, and leave its batch axis out: where ``samples`` is 1, it is put back.
-
-    >>> as_pictures(np.zeros((2, 8, 8, 3))).shape
-    torch.Size([2, 3, 8, 8])
-    """
-    if isinstance(output, (list, tuple)):
-        return torch.stack([as_pictures(item[None])[0] for item in output])
-    if isinstance(output, np.ndarray):  # some pipelines know no tensors; they have no gradients either
-        return torch.from_numpy(output).movedim(-1, -3).float()
-    pictures: Tensor = output.float()
-    if pictures.shape[-1] == 3 and pictures.shape[-3] != 3:
-        pictures = pictures.movedim(-1, -3)
-    return pictures[None] if samples == 1 and len(pictures) != 1 else pictures
-
-
-def _processors(modules: Mapping[str, nn.Module]) -> list[tuple[Any, Any]]:
-    """Every attention layer with its processor."""
-    parts = (part for module in modules.values() for part in module.modules())
-    return [(part, part.processor) for part in parts if hasattr(part, "set_processor") and hasattr(part, "processor")]
-
-
-def _single(value: Any, kind: type) -> Any:
-    """What a list of one item of a kind holds; anything else as it is."""
-    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], kind) else value
-
-
-def _check_no_momentum(pipe: Any) -> None:
-    """Refuse guidance that adds up what the model said in earlier steps: a step must be a function of its latents.
-
-    Raises:
-        UserError: a component that guides has a momentum other than 0.
-    """
-    for name, part in pipe.components.items():
-        if isinstance(part, nn.Module) or not hasattr(part, "__dict__"):
-            continue
-        momenta = {key: value for key, value in vars(part).items() if key.endswith("momentum") and value}
-        for key, value in momenta.items():
-            raise UserError(
-                f"{name}.{key} is {value}: a step of the pipeline would depend on the model's outputs in earlier "
-                f"steps, which a replay does not run. Set pipe.{name}.{key} = None first."
-            )
-
-
-def _components(pipe: Any, names: Sequence[str] | None) -> dict[str, nn.Module]:
-    modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-    if names is None:
-        names = [name for name in modules if name.rstrip("_0123456789") in DENOISERS]
-    missing = [name for name in names if name not in modules]
-    if missing or not names:
-        raise UserError(
-            f"{type(pipe).__name__} has no component {', '.join(missing) or 'that is known as a denoiser'}; "
-            f"its modules: {', '.join(modules)}."
-        )
-    return {name: modules[name] for name in names}
-
-
-@contextmanager
-def _quiet(pipe: Any) -> Iterator[None]:
-    """No progress bar of the pipeline's inside the block: the trainer has its own."""
-    before = getattr(pipe, "_progress_bar_config", None)
-    pipe.set_progress_bar_config(disable=True)
-    try:
-        yield
-    finally:
-        if before is None:
-            vars(pipe).pop("_progress_bar_config", None)  # a pipeline of pipelines passes it on to those
-        else:
-            pipe._progress_bar_config = before

@@ -116,9 +116,8 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     rewards.check(rows)
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
     eval_rewards.check(eval_rows)
-    return Preflight(
-        resolved, model, loader, kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing
-    )
+    made = (kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing)
+    return Preflight(resolved, model, loader, *made)
 
 
 def check_files(config: RunConfig, resume: bool = False) -> tuple[Resolved, list[PromptRow], list[PromptRow]]:
@@ -310,7 +309,7 @@ def run_bytes(config: RunConfig, model: str) -> int:
     more than ``keep_checkpoints`` exist while the newest is written. The sizes come from the headers of the weight
     files; for a model that is not on this disk only a flat sum is asked for.
     """
-    from .policy import DENOISERS
+    from .calls import DENOISERS
 
     found = matrices(Path(model), DENOISERS)
     if config.fit.train == "full":

@@ -51,7 +51,7 @@ class Source:
 
     Attributes:
         config: the settings.
-        adapter: folder of the LoRA, None for the base model.
+        adapter: folder of the LoRA, or of whole denoisers.
     """
 
     config: SampleConfig
@@ -59,7 +59,7 @@ class Source:
 
 
 def find_source(folder: Path, overrides: Sequence[str] = (), *, ema: bool = False) -> Source:
-    """The LoRA of a run's folder or of a folder with ``pytorch_lora_weights.safetensors``.
+    """The LoRA of a run's folder or of a folder with ``pytorch_lora_weights.safetensors``; or a run's whole denoisers.
 
     Args:
         folder: of a run or of a LoRA; the latter needs ``model.path=...``.
@@ -70,13 +70,19 @@ def find_source(folder: Path, overrides: Sequence[str] = (), *, ema: bool = Fals
         UserError: there is no LoRA, or a setting is wrong.
     """
     run = folder / "config.yaml"
-    adapter = folder / "adapter" if run.is_file() else folder
+    exported = "model" if (folder / "model").is_dir() else "adapter"
+    adapter = folder / exported if run.is_file() else folder
     adapter = adapter / "ema" if ema else adapter
-    if not (adapter / WEIGHTS_FILE).is_file():
+    if not (adapter / WEIGHTS_FILE).is_file() and not _whole(adapter):
         hint = "the run has not saved one yet" if run.is_file() else "wanted the folder of a run or of a LoRA"
         raise UserError(f"there is no {WEIGHTS_FILE} in {adapter}; {hint}.")
     defaults = _settings(run) if run.is_file() else {}
     return Source(recipe.build(SampleConfig, defaults, overrides, recipe.Source(str(folder))), adapter)
+
+
+def _whole(folder: Path) -> list[Path]:
+    """The folders of whole denoisers, each with the name of its component."""
+    return sorted(path.parent for path in folder.glob("*/config.json"))
 
 
 def _settings(run: Path) -> dict[str, Any]:
@@ -151,11 +157,17 @@ def _load(model: ModelConfig) -> Any:
 
 
 def attach(pipe: Any, adapter: Path) -> None:
-    """Load a LoRA into a pipeline, and make sure that all of it arrived; diffusers only warns.
+    """Load a LoRA into a pipeline, and make sure that all of it arrived; diffusers only warns. Or exchange denoisers.
 
     Raises:
         UserError: a layer of the file found no module.
     """
+    for path in _whole(adapter):
+        before = getattr(pipe, path.name)
+        after = type(before).from_pretrained(path, dtype=before.dtype, use_safetensors=True)
+        setattr(pipe, path.name, after.to(before.device))
+    if _whole(adapter):
+        return
     from peft.tuners.lora import LoraLayer
     from safetensors import safe_open
 
@@ -177,7 +189,7 @@ def attach(pipe: Any, adapter: Path) -> None:
 def _draw(pipe: Any, config: SampleConfig, pictures: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, Any]]:
     import torch
 
-    from .policy import for_each_prompt
+    from .calls import for_each_prompt
 
     for start in range(0, len(pictures), config.micro_batch_size):
         part = pictures[start : start + config.micro_batch_size]

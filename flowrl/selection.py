@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import UserError
 from .kernels import FlowPlace, Place, flow_sde
-from .scheduler import Schedule, trainable_steps
+from .session import Schedule, trainable_steps
 
 
 class Chosen(NamedTuple):

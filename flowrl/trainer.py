@@ -38,8 +38,8 @@ from .policy import Policy
 from .preflight import Preflight, preflight
 from .reward import RewardBatch, Scores
 from .run import EXPORTS, RunFolder, environment
-from .scheduler import Schedule
 from .selection import Chosen
+from .session import Schedule
 from .trajectory import Rollout
 
 T = TypeVar("T")
@@ -195,14 +195,12 @@ class Trainer:
         calls: dict[tuple[str, ...], Callable[[], object]] = {}
         for batch in _mine(eval_batches(self._checked.eval_rows, setting)):
             calls[("evaluation", *(row.prompt for row in batch.rows))] = partial(draw, self.policy, batch, setting)
+        call = partial(self.policy.rollout, steps=policy.steps, guidance_scale=policy.guidance_scale, **self._call)
         for step in range(self.counters.step, self.config.max_steps):
             for batch in _mine(self._plan(step)):
-                for shared in self._checked.sharing:  # branches encode the prompts of each segment
+                for shared in self._checked.sharing:  # groups that branch encode the prompts of each part anew
                     prompts = [row.prompt for row in batch.rows[::shared]]
-                    how_called = {"steps": policy.steps, "guidance_scale": policy.guidance_scale, **self._call}
-                    calls[("rollout", *prompts)] = partial(
-                        self.policy.rollout, prompts, seeds=range(len(prompts)), **how_called
-                    )
+                    calls[("rollout", *prompts)] = partial(call, prompts, seeds=range(len(prompts)))
         with self._timed("encoding"):
             fitting.let_go(self.policy, self._progress("encoding", list(calls.values())), release=how == "release")
 
@@ -258,10 +256,7 @@ class Trainer:
     def _credit(
         self, batches: Sequence[MicroBatch], rollouts: dict[int, tuple[MicroBatch, Rollout]]
     ) -> tuple[dict[int, dict[int, Tensor]], dict[str, float]]:
-        """Advantages `[B]` of every micro-batch, from the scores of all processes.
-
-        By how many samples share a step: 1 for the samples' own, and more for steps that lead to several.
-        """
+        """Advantages `[B]` of every micro-batch, by how many samples share a step, from the scores of all processes."""
         rewards = self._checked.rewards
         mine = {}
         with self._timed("score"):

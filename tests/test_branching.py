@@ -14,7 +14,7 @@ from flowrl.advantages import group
 from flowrl.branching import Tree, _rows, node_advantages, rollout_tree, ways
 from flowrl.errors import UserError
 from flowrl.policy import Policy
-from flowrl.scheduler import Schedule
+from flowrl.session import Schedule
 
 from . import runs, tiny
 

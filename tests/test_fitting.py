@@ -17,6 +17,7 @@ from flowrl.errors import UserError
 from flowrl.memo import nbytes
 from flowrl.policy import Policy
 from flowrl.preflight import preflight
+from flowrl.sample import draw, find_source
 
 from . import runs, tiny
 
@@ -305,6 +306,15 @@ def test_full_run_resumes_exactly_and_exports(objective, model, tmp_path):
         assert all(torch.equal(tensor, wanted[f"{key}{name}"]) for name, tensor in module.named_parameters())
 
 
+def test_pictures_of_a_full_run(model, tmp_path):
+    """`flowrl sample` draws with the trained denoiser, and with the base."""
+    run = runs.train(runs.recipe(model, tmp_path / "run", "fit.train=full", "max_steps=1", "learning_rate=0.01"))
+    for ema in (False, True):
+        source = find_source(run, ["steps=2"], ema=ema)
+        trained, base = draw(source, ["a red circle"], tmp_path / f"pictures{ema}", base=True)[::-1]
+        assert trained.read_bytes() != base.read_bytes()
+
+
 @pytest.mark.parametrize("other", ["model.dtype=bfloat16", "fit.fsdp=true", "fit.quantise=int8"])
 def test_full_excludes(other, model, tmp_path):
     """What cannot be trained whole is refused."""
@@ -319,8 +329,11 @@ def test_full_of_a_model_in_half_precision():
 
 
 def test_release_and_branches(model, tmp_path):
-    """Batches that grow on the way are not known beforehand."""
-    assert "write offload" in refused(model, tmp_path, "fit.text_encoders=release", "policy.branch={at: [1]}")
+    """Groups that branch are encoded in each of the sizes that they have on the way."""
+    settings = ("policy.branch={at: [0, 2]}", "max_steps=2")
+    wanted = runs.train(runs.recipe(model, tmp_path / "keep", *settings))
+    found = runs.train(runs.recipe(model, tmp_path / "release", *settings, "fit.text_encoders=release"))
+    runs.assert_same_run(found, wanted)
 
 
 def test_blocks_are_the_outermost_ones():

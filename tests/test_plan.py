@@ -84,7 +84,7 @@ def test_terms_follow_the_settings(model, tmp_path):
         ("frozen weights", "fit.fsdp=true"),
         ("trained weights, gradients, Adam and copies", "lora.rank=1"),
         ("text encoders", "fit.text_encoders=release"),
-        ("VAE and other parts", "model.vae_dtype=bfloat16"),
+        ("VAE and other parts", "model.dtype=bfloat16"),
         ("rollouts of a step", "policy.train_steps=1"),
         ("activations of an update", "fit.gradient_checkpointing=true"),
         ("activations of an update", "micro_batch_size=2"),

@@ -13,9 +13,11 @@ from diffusers import (
 )
 
 from flowrl import kernels
+from flowrl.calls import as_pictures
 from flowrl.errors import UserError
-from flowrl.policy import SeededNoise, as_pictures
-from flowrl.scheduler import Done, Finishing, FlowPolicyScheduler, Probing, Recording, Replaying, policy_scheduler
+from flowrl.policy import SeededNoise
+from flowrl.scheduler import FlowPolicyScheduler, policy_scheduler
+from flowrl.session import Done, Finishing, Probing, Recording, Replaying
 
 from . import tiny
 

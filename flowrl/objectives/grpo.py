@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import RunStopped, UserError
 from ..policy import Policy, Replay
-from ..scheduler import trainable_steps
+from ..session import trainable_steps
 from ..trajectory import Rollout
 from . import base
 

@@ -29,8 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 from flowrl import kernels
 from flowrl.adapters import LoRA
+from flowrl.calls import DENOISERS, as_pictures
 from flowrl.memo import exchanged
-from flowrl.policy import DENOISERS, Policy, as_pictures
+from flowrl.policy import Policy
 from flowrl.trajectory import Rollout
 
 from .cases import CASES, Case
