@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -94,6 +94,7 @@ def build(schema: type[M], data: Mapping[Any, Any] | DictConfig, overrides: Sequ
     for override in overrides:
         change = _override(override)
         targets += [(override, keys) for keys in _leaves(change)]
+        _make_way(recipe, change)
         recipe.merge_with(change)
     try:
         merged = OmegaConf.to_container(recipe, resolve=True, throw_on_missing=True)
@@ -137,6 +138,18 @@ def _override(text: str) -> DictConfig:
         return OmegaConf.from_dotlist([text])
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"override {text!r}: the value is not valid YAML; quote it for the shell and YAML.") from error
+
+
+def _make_way(recipe: DictConfig, change: DictConfig) -> None:
+    """Take out a list where a mapping comes, or a mapping where a list comes: OmegaConf does not exchange them."""
+    for key in map(str, change):
+        if key not in recipe or any(OmegaConf.is_interpolation(config, key) for config in (recipe, change)):
+            continue
+        old, new = recipe[key], change[key]
+        if isinstance(old, DictConfig) and isinstance(new, DictConfig):
+            _make_way(old, new)
+        elif isinstance(old, (DictConfig, ListConfig)) and isinstance(new, (DictConfig, ListConfig)):
+            del recipe[key]
 
 
 def _leaves(config: DictConfig) -> list[Keys]:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from . import fitting, parallel
+from . import encoders, fitting, parallel
 from .adapters import Decay, LoRA, WeightCopy, constant_decay
 from .branching import Tree, advantages_by_leaves, credit, rollout_tree
 from .checkpoint import Checkpoints, Counters
@@ -202,7 +202,7 @@ class Trainer:
                     prompts = [row.prompt for row in batch.rows[::shared]]
                     calls[("rollout", *prompts)] = partial(call, prompts, seeds=range(len(prompts)))
         with self._timed("encoding"):
-            fitting.let_go(self.policy, self._progress("encoding", list(calls.values())), release=how == "release")
+            encoders.let_go(self.policy, self._progress("encoding", list(calls.values())), release=how == "release")
 
     def _plan(self, step: int) -> list[MicroBatch]:
         config, rows = self.config, self._checked.rows

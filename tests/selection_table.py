@@ -66,7 +66,7 @@ def indices() -> str:
     return _table(["`train_steps`", *(f"step {step}" for step in TRAINING_STEPS)], rows)
 
 
-def calls(overrides: tuple[str, ...] = ()) -> str:
+def calls(overrides: tuple[str, ...] = ("groups_per_step=16", "group_size=8")) -> str:
     """Samples through the denoiser in one optimizer step of the bundled GRPO recipe, counted."""
     rows, most = [], 0.0
     for train_steps, branch in BRANCHES:

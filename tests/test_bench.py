@@ -139,5 +139,5 @@ def test_mistakes_are_named(what, repeats, message):
 
 def test_bundled_recipe_is_the_default():
     """Without a recipe the bundled GRPO run is measured, which records transitions."""
-    assert bench.bundled_recipe(["policy.steps=3"]).policy.steps == 3
+    assert bench.bundled_recipe(["policy.steps=5"]).policy.steps == 5
     assert bench.bundled_recipe().objective.name == "grpo"

@@ -221,12 +221,25 @@ def test_a_run_that_stops_itself(recipe, monkeypatch):
     is_one_message(result.stderr, ["no learning signal"])
 
 
-def test_other_processes_say_who_they_are(recipe, monkeypatch):
-    """Under a launcher, only the first process speaks for the run."""
+def test_a_mistake_is_said_once(recipe, monkeypatch):
+    """Under a launcher every process finds it, and the first one says it."""
+    assert "group_size" in invoke("train", recipe, "group_size=1").stderr
     monkeypatch.setenv("RANK", "1")
     result = invoke("train", recipe, "group_size=1")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("[process 1] ")
+    assert (result.exit_code, result.stderr) == (2, "")
+
+
+def test_other_processes_say_who_they_are(recipe, monkeypatch):
+    """A run that stops may have found its trouble in one process alone."""
+
+    def stop(*_):
+        raise RunStopped("the gradient is not finite")
+
+    monkeypatch.setattr("flowrl.trainer.train", stop)
+    monkeypatch.setenv("RANK", "1")
+    result = invoke("train", recipe)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("[process 1] the gradient")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from diffusers import SD3Transformer2DModel
 from safetensors.torch import load_file, save_file
 
-from flowrl import fitting, kernels
+from flowrl import encoders, fitting, kernels
 from flowrl.adapters import WeightCopy
 from flowrl.config import FitConfig
 from flowrl.errors import UserError
@@ -201,7 +201,7 @@ def test_missing_torchao(model, tmp_path):
 def test_run_without_its_text_encoders(how, model, plain, tmp_path):
     """The same run bit for bit; what is released is gone, what is offloaded lies beside the pipeline."""
     kept = []
-    leave = fitting.TextEncoders.leave
+    leave = encoders.TextEncoders.leave
 
     def listened(self):
         kept.extend(weakref.ref(part) for part in self._modules.values())
@@ -211,7 +211,7 @@ def test_run_without_its_text_encoders(how, model, plain, tmp_path):
         assert (pipe.text_encoder, pipe.text_encoder_2) == (None, None)
         assert [part() is None for part in kept] == [how == "release"] * 2
 
-    with mock.patch.object(fitting.TextEncoders, "leave", listened):
+    with mock.patch.object(encoders.TextEncoders, "leave", listened):
         runs.assert_same_run(runs.train(runs.recipe(model, tmp_path / "run", f"fit.text_encoders={how}")), plain)
     assert len(kept) == 2
 
@@ -223,7 +223,7 @@ def test_a_prompt_after_its_encoder():
     wanted = made().rollout(**other).images
     for release in (False, True):
         policy = made()
-        fitting.let_go(policy, [lambda p=policy: p.rollout(**call)], release=release)
+        encoders.let_go(policy, [lambda p=policy: p.rollout(**call)], release=release)
         assert policy.denoiser_calls == 0
         one = sum(tensor[:1].numel() * 4 for tensor in _embeddings(made(), call))
         assert policy._memo.nbytes() == one
@@ -251,7 +251,7 @@ def test_pipeline_that_cannot_do_without_its_text_encoders():
 
     policy.pipe.prepare_latents = nosy
     with pytest.raises(UserError, match=r"uses its text encoders outside of encode_prompt .*; write keep"):
-        fitting.let_go(policy, [lambda: policy.rollout(**tiny.arguments("sd3"))], release=True)
+        encoders.let_go(policy, [lambda: policy.rollout(**tiny.arguments("sd3"))], release=True)
 
 
 def full(b=0.0):

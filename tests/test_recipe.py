@@ -1,7 +1,7 @@
 """Tests of `flowrl.recipe`, on a schema of their own."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,6 +48,20 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     path = write(tmp_path, "inner: {steps: 3, kind: sde}\nrate: 1e-3")
     found = recipe.load(Outer, path, ["inner.steps=5"], defaults={"rate": 9.0, "needed": 1})
     assert found == Outer(inner=Inner(steps=5, kind="sde"), rate=0.001, needed=1)
+
+
+def test_a_list_and_a_mapping_give_way_to_one_another(tmp_path):
+    """An override of another kind replaces what the file says; one of the same kind is merged into a mapping."""
+
+    class Free(BaseModel):
+        value: dict[str, Any] | list[int] | int | str
+
+    found = [
+        recipe.load(Free, write(tmp_path, text), [override]).value
+        for text in ("value: [1, 2]", "value: {a: 1}", "value: 3")
+        for override in ("value={b: 2}", "value=[3]", "value=4", "value=all")
+    ]
+    assert found == [{"b": 2}, [3], 4, "all", {"a": 1, "b": 2}, [3], 4, "all", {"b": 2}, [3], 4, "all"]
 
 
 def test_exponents_without_a_dot_are_numbers(tmp_path):

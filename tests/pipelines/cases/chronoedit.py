@@ -38,6 +38,7 @@ def edit() -> ChronoEditPipeline:
         ffn_dim=32,
         num_layers=2,
         image_dim=8,
+        added_kv_proj_dim=24,
         rope_max_seq_len=32,
     ).eval()
     return ChronoEditPipeline(
@@ -52,7 +53,7 @@ def edit() -> ChronoEditPipeline:
 
 
 def _picture(count: int) -> dict[str, Any]:
-    return {"image": parts.picture(seed=1), "height": 16, "width": 16, "max_sequence_length": 16}
+    return {"image": parts.picture(seed=1), "height": 16, "width": 16, "max_sequence_length": 512}
 
 
 CASES = [Case("ChronoEditPipeline", "image editing", edit, _picture, GUIDANCE)]
