@@ -1,7 +1,7 @@
 """How a run fits a device, and how fast it is there: what the section ``fit`` of a recipe asks for.
 
-`check_fit` refuses what cannot work before any weights load. `fit` changes a policy's models, once, before training. What
-each key saves and costs is in ``docs/fitting.md``.
+`check_fit` refuses what cannot work before any weights load. `fit` changes a policy's models, once, before training.
+What each key saves and costs is in ``docs/fitting.md``.
 """
 
 from __future__ import annotations

@@ -79,9 +79,10 @@ def page(content: Mapping[str, Any]) -> str:
         "Written by `python -m tests.pipelines.table`; do not edit. `flowrl pipelines list` shows the same table, and "
         "`flowrl pipelines show CLASS` a class's presets with the source of each number.",
         "",
-        f"Each of the {len(support.rows)} classes below was built as a tiny random model of the real components "
-        f"(diffusers {support.diffusers}, float32, CPU) and checked as a policy. {len(core)} pass the checks that make "
-        f"a policy ({', '.join(CORE)}), {len(whole)} pass all. A class that is not here takes the general path: it may "
+        f"Each of the {len(classes(support.rows))} classes below was built as a tiny random model of the real "
+        f"components (diffusers {support.diffusers}, float32, CPU) and checked as a policy; some in several variants, named in "
+        f"brackets, {len(support.rows)} in all. {len(core)} of these pass the checks that make a policy "
+        f"({', '.join(CORE)}), {len(whole)} pass every check. A class that is not here takes the general path: it may "
         "well work, but nobody has tried.",
         "",
         "| check | what it asks |",
@@ -96,6 +97,11 @@ def page(content: Mapping[str, Any]) -> str:
     if support.refused:
         lines += ["", "## Not policies", "", *(f"- `{name}`: {reason}." for name, reason in support.refused.items())]
     return "\n".join(lines) + "\n"
+
+
+def classes(rows: Iterable[Row]) -> set[str]:
+    """Names of the classes, without those of their variants."""
+    return {row.name.split("[")[0] for row in rows}
 
 
 def summary(function: Any) -> str:

@@ -42,10 +42,10 @@ def test_rows_are_policies():
 
 
 def test_readme_number_is_right():
-    """If README.md says how many classes were checked, it is the number of the table."""
+    """README.md says how many classes were checked."""
     text = (table.ROOT / "README.md").read_text(encoding="utf8")
-    for number in re.findall(r"\b(\d+) (?:diffusers )?(?:pipeline )?classes", text):
-        assert int(number) == len(CONTENT["classes"])
+    numbers = re.findall(r"\b(\d+) pipelines of diffusers", text)
+    assert numbers == [str(len(table.classes(read(CONTENT).rows)))]
 
 
 def test_rows_with_reasons():
