@@ -7,13 +7,17 @@ What each key saves and costs is in ``docs/fitting.md``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .errors import UserError
+from .memo import mapped
 from .plugins import nearest
 
 if TYPE_CHECKING:
@@ -125,8 +129,8 @@ def fit(policy: Policy, how: FitConfig, device: torch.device) -> None:
         if how.quantise != "none":
             quantise(module)
         if how.gradient_checkpointing:
-            _require(getattr(module, "_supports_gradient_checkpointing", False), name, module, "gradient_checkpointing")
-            _of_diffusers(module).enable_gradient_checkpointing()
+            _require(blocks(module), name, module, "gradient_checkpointing")
+            checkpoint_blocks(module)
         if how.attention is not None:
             _set_attention(name, module, how.attention)
     for key, asked in (("tiling", how.vae_tiling), ("slicing", how.vae_slicing)):
@@ -198,6 +202,37 @@ def shard(module: nn.Module, device: torch.device) -> None:
     for block in blocks(module):
         fully_shard(block, mesh=mesh, ignored_params=trained)
     fully_shard(module, mesh=mesh, ignored_params=trained)
+
+
+def checkpoint_blocks(module: nn.Module) -> Callable[[], None]:
+    """Keep no activations inside the repeated blocks of a model: a backward pass runs each of them again.
+
+    Not by the models' own ``enable_gradient_checkpointing``: some leave out arguments of their blocks with it (the mask
+    of Chroma's text), and the replay would not be the rollout.
+
+    Returns:
+        A function that undoes it.
+    """
+    exchanged = [(block, vars(block).get("forward")) for block in blocks(module)]
+    for block, _ in exchanged:
+        vars(block)["forward"] = partial(_checkpointed, block.forward)
+
+    def undo() -> None:
+        for block, before in exchanged:
+            vars(block).pop("forward") if before is None else vars(block).update(forward=before)
+
+    return undo
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # A few blocks write into their inputs; the second run must find what the first one found.
+        return forward(*mapped(args, Tensor.clone), **mapped(kwargs, Tensor.clone))
+
+    return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

@@ -87,6 +87,29 @@ def test_gradient_checkpointing_gives_the_same_gradients():
     assert kept(with_) < kept(without) / 2
 
 
+def test_gradient_checkpointing_of_a_block_that_writes_into_its_input():
+    """Its second run, in the backward pass, must find the input that the first one found; and it can be undone."""
+
+    class Block(torch.nn.Linear):
+        def forward(self, x, *, factor=1.0):
+            return super().forward(x.mul_(factor))
+
+    model = torch.nn.Module()
+    model.blocks = torch.nn.ModuleList([Block(3, 3), Block(3, 3)])
+
+    def gradient():
+        x = torch.ones(2, 3)
+        for block in model.blocks:
+            x = block(x * 1.0, factor=3.0)
+        return torch.autograd.grad(x.square().sum(), model.blocks[0].weight)[0]
+
+    wanted = gradient()
+    undo = fitting.checkpoint_blocks(model)
+    assert torch.equal(gradient(), wanted)
+    undo()
+    assert all("forward" not in vars(block) for block in model.blocks)
+
+
 def test_regional_compilation_compiles_the_blocks():
     """Each repeated block by itself, and nothing else."""
     policy = tiny.policy("flux", "flow_sde")

@@ -25,11 +25,11 @@ from diffusers import (
 )
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from flowrl import kernels
 from flowrl.adapters import LoRA
 from flowrl.calls import DENOISERS, as_pictures
+from flowrl.fitting import checkpoint_blocks
 from flowrl.memo import exchanged
 from flowrl.policy import Policy
 from flowrl.trajectory import Rollout
@@ -223,15 +223,12 @@ def gradients_reach_every_adapter(case: Case) -> None:
     plain = _gradients(made, rollout)
     silent = [name for name, gradient in plain.items() if not gradient.abs().max() > 0]
     assert not silent, f"no gradient in {silent}"
-    modules = [m for m in made.modules.values() if getattr(m, "_supports_gradient_checkpointing", False)]
-    for module in modules:
-        # diffusers' own function takes no keyword arguments, and a few models give it some.
-        module.enable_gradient_checkpointing(functools.partial(checkpoint, use_reentrant=False))
+    undo = [checkpoint_blocks(module) for module in made.modules.values()]
     try:
-        again = _gradients(made, rollout) if modules else plain
+        again = _gradients(made, rollout)
     finally:
-        for module in modules:
-            module.disable_gradient_checkpointing()
+        for restore in undo:
+            restore()
     scale = max(float(gradient.abs().max()) for gradient in plain.values())
     for name, gradient in plain.items():
         torch.testing.assert_close(

@@ -80,8 +80,8 @@ def page(content: Mapping[str, Any]) -> str:
         "`flowrl pipelines show CLASS` a class's presets with the source of each number.",
         "",
         f"Each of the {len(classes(support.rows))} classes below was built as a tiny random model of the real "
-        f"components (diffusers {support.diffusers}, float32, CPU) and checked as a policy; some in several variants, named in "
-        f"brackets, {len(support.rows)} in all. {len(core)} of these pass the checks that make a policy "
+        f"components (diffusers {support.diffusers}, float32, CPU) and checked as a policy; some in several variants, "
+        f"named in brackets, {len(support.rows)} in all. {len(core)} of these pass the checks that make a policy "
         f"({', '.join(CORE)}), {len(whole)} pass every check. A class that is not here takes the general path: it may "
         "well work, but nobody has tried.",
         "",

@@ -8,23 +8,13 @@ import torch
 from diffusers import ChromaImg2ImgPipeline, ChromaInpaintPipeline, ChromaPipeline, ChromaTransformer2DModel
 
 from ... import tiny
-from ..parts_images import holes, pictures, rows
+from ..parts_images import holes, pictures
 from . import Case
 from .sd3 import joined
 
-UNPADDED = {
-    "prompt_embeds": rows(2, 6, 16, seed=1),
-    "prompt_attention_mask": torch.ones(2, 6),
-    "negative_prompt_embeds": rows(2, 6, 16, seed=2),
-    "negative_prompt_attention_mask": torch.ones(2, 6),
-    "negative_prompt": None,
-}
-# The last setting is that of the gradients: diffusers' gradient checkpointing keeps the mask of padded texts from
-# Chroma's single blocks, which then compute something else than they do without it.
 CFG = {
     "off": {"guidance_scale": 1.0},
     "on": {"guidance_scale": 4.0},
-    "unpadded": {"guidance_scale": 4.0, **UNPADDED},
 }
 
 
