@@ -7,7 +7,7 @@ What each key saves and costs is in ``docs/fitting.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -242,10 +242,12 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     >>> len(blocks(nn.ModuleDict({"blocks": nn.ModuleList([inner, inner, nn.Linear(1, 1)])})))
     2
     """
-    lists: list[str] = []
-    found: dict[nn.Module, None] = {}
-    for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and not name.startswith(tuple(f"{outer}." for outer in lists)):
-            lists.append(name)
-            found |= dict.fromkeys(member for member in part if not isinstance(member, nn.ModuleList))
-    return list(found)
+
+    def members(part: nn.Module) -> Iterator[nn.Module]:
+        for child in part.children():
+            if isinstance(part, nn.ModuleList) and not isinstance(child, nn.ModuleList):
+                yield child
+            else:
+                yield from members(child)
+
+    return list(dict.fromkeys(members(module)))
