@@ -16,6 +16,7 @@ import csv
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -260,11 +261,8 @@ def train_flow(
     modules = torch.nn.ModuleList([transformer, *encoders]).train()
     latents, captions = encode_pictures(vae, pictures, seed + 1)
     tokens = tokenizer([*captions, ""], padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
-    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 300))
-    ema = EMAModel(modules.parameters(), decay=0.999)
-    start, running = time.monotonic(), 0.0
-    for step in range(steps):
+
+    def loss(step: int) -> torch.Tensor:
         # T5 is silent but takes part in attention: now and then as often as a call with the pipeline's defaults has it.
         silent, size = (256, batch // 4) if step % 10 == 9 else (SILENT_TOKENS, batch)
         rows = torch.randint(len(latents), (size,))
@@ -274,21 +272,63 @@ def train_flow(
         sigma = torch.sigmoid(0.4 + 1.1 * torch.randn(size))
         x_t = (1 - sigma.view(-1, 1, 1, 1)) * x_0 + sigma.view(-1, 1, 1, 1) * eps
         velocity = transformer(x_t, joint, pooled, 1000 * sigma, return_dict=False)[0]
-        loss = F.mse_loss(velocity, eps - x_0)
-        loss.backward()
+        return F.mse_loss(velocity, eps - x_0)
+
+    optimise(
+        modules,
+        loss,
+        lambda: save(out, vae, tokenizer, encoders, transformer),
+        log=log,
+        stage="flow",
+        steps=steps,
+        minutes=minutes,
+        rate=rate,
+    )
+
+
+def optimise(
+    modules: torch.nn.Module,
+    loss: Callable[[int], torch.Tensor],
+    write: Callable[[], None],
+    *,
+    log: Log,
+    stage: str,
+    steps: int,
+    minutes: float,
+    rate: float,
+) -> None:
+    """Minimise a loss, and write the result from the averaged weights: every 1000 steps and at the end.
+
+    Args:
+        modules: what is trained.
+        loss: of a step, by its number.
+        write: writes the modules as they are.
+        log: gets the running loss every 100 steps.
+        stage: its name there.
+        steps: of AdamW.
+        minutes: after which it ends, whatever the step.
+        rate: the highest learning rate.
+    """
+    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 300))
+    ema = EMAModel(modules.parameters(), decay=0.999)
+    start, running = time.monotonic(), 0.0
+    for step in range(steps):
+        value = loss(step)
+        value.backward()
         torch.nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         ema.step(modules.parameters())
-        running = loss.item() if step == 0 else 0.98 * running + 0.02 * loss.item()
+        running = value.item() if step == 0 else 0.98 * running + 0.02 * value.item()
         if step % 100 == 0 or step == steps - 1:
-            log.row("flow", step, running)
+            log.row(stage, step, running)
         last = step == steps - 1 or time.monotonic() - start > 60 * minutes
         if last or step % 1000 == 999:
             ema.store(modules.parameters())
             ema.copy_to(modules.parameters())
-            save(out, vae, tokenizer, encoders, transformer)
+            write()
             ema.restore(modules.parameters())
         if last:
             break

@@ -11,18 +11,16 @@ purpose: reward tuning needs a model that is believable and imperfect.
 from __future__ import annotations
 
 import argparse
-import time
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from diffusers.training_utils import EMAModel
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from . import world
-from .train import MAX_TOKENS, Log, build_tokenizer, cosine, encode_pictures
+from .train import MAX_TOKENS, Log, build_tokenizer, encode_pictures, optimise
 
 WIDTH = 128
 """Width of the text encoder, which the UNet attends to."""
@@ -95,34 +93,25 @@ def train(
     modules = torch.nn.ModuleList([unet, text_encoder]).train()
     latents, captions = encode_pictures(vae, pictures, seed + 1)
     tokens = tokenizer([*captions, ""], padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
-    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 300))
-    ema = EMAModel(modules.parameters(), decay=0.999)
-    start, running = time.monotonic(), 0.0
-    for step in range(steps):
+
+    def loss(_: int) -> torch.Tensor:
         rows = torch.randint(len(latents), (batch,))
         words = torch.where(torch.rand(batch) < 0.1, len(captions), rows)  # a tenth without caption, for guidance
         eps = torch.randn(batch, *latents.shape[1:])
         timesteps = torch.randint(scheduler.config.num_train_timesteps, (batch,))
         x_t = scheduler.add_noise(latents[rows], eps, timesteps)
-        loss = F.mse_loss(unet(x_t, timesteps, text_encoder(tokens[words])[0], return_dict=False)[0], eps)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        ema.step(modules.parameters())
-        running = loss.item() if step == 0 else 0.98 * running + 0.02 * loss.item()
-        if step % 100 == 0 or step == steps - 1:
-            log.row("unet", step, running)
-        last = step == steps - 1 or time.monotonic() - start > 60 * minutes
-        if last or step % 1000 == 999:
-            ema.store(modules.parameters())
-            ema.copy_to(modules.parameters())
-            save(out, vae, tokenizer, text_encoder, unet, scheduler)
-            ema.restore(modules.parameters())
-        if last:
-            break
+        return F.mse_loss(unet(x_t, timesteps, text_encoder(tokens[words])[0], return_dict=False)[0], eps)
+
+    optimise(
+        modules,
+        loss,
+        lambda: save(out, vae, tokenizer, text_encoder, unet, scheduler),
+        log=log,
+        stage="unet",
+        steps=steps,
+        minutes=minutes,
+        rate=rate,
+    )
 
 
 def save(
