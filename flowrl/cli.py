@@ -36,8 +36,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            if _main_process():  # every process finds it
-                _complain(error)
+            _complain(error)
             raise typer.Exit(2) from None
         except RunStopped as error:
             _complain(error)
@@ -76,10 +75,10 @@ def train(
 ) -> None:
     """Train a LoRA. Several processes: accelerate launch --num_processes N -m flowrl train ..."""
     from .config import load_config
-    from .launch import all_processes
+    from .launch import processes_asked
 
     recipe = load_config(config, overrides or [])
-    with all_processes():
+    if not _elsewhere(recipe, resume, processes_asked()):
         _where_it_lies(_train(recipe, resume))
 
 
@@ -88,18 +87,20 @@ def demo(
     overrides: Overrides = None,
     objective: Annotated[DemoObjective, typer.Option(help="Which bundled recipe.")] = DemoObjective.nft,
     output: Annotated[Path | None, typer.Option(help="The run's folder; runs/demo_OBJECTIVE by default.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="On a CPU; one a core by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
 ) -> None:
     """Teach the bundled model to draw what a caption says: on a laptop, offline, in minutes."""
     from .config import load_config
-    from .launch import one_process_a_core
+    from .launch import processes_for_cores
 
     folder = output or Path("runs") / f"demo_{objective.value}"
     with as_file(files("flowrl.configs") / f"shapes_{objective.value}.yaml") as path:
         recipe = load_config(path, [f"output={folder}", *(overrides or [])])
     batches = recipe.groups_per_step * recipe.group_size // recipe.micro_batch_size
-    with one_process_a_core(limit=max(1, batches)):
-        run = _train(recipe, resume)
+    if _elsewhere(recipe, resume, processes or processes_for_cores(limit=batches)):
+        return
+    run = _train(recipe, resume)
     if _main_process():
         _compare(run)
         _where_it_lies(run)
@@ -242,6 +243,18 @@ def show_pipeline(
 def main() -> None:
     """Run the command line."""
     app(prog_name="flowrl")
+
+
+def _elsewhere(config: RunConfig, resume: bool, processes: int) -> bool:
+    """Run this command in several processes, if it should be and is not yet; mistakes are found before, once."""
+    if processes < 2 or "RANK" in os.environ:
+        return False
+    from .launch import run_together
+    from .preflight import check_files
+
+    check_files(config, resume)
+    run_together(processes)
+    return True
 
 
 def _train(config: RunConfig, resume: bool) -> Path:

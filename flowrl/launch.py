@@ -1,17 +1,15 @@
 """As many processes as ``accelerate launch`` was asked for, also on a machine without an accelerator.
 
 There, ``accelerate launch --num_processes 2`` starts one process: accelerate only prepares the address of a process
-group that it leaves to MPI. flowrl then starts the others itself.
+group that it leaves to MPI. flowrl then hands the same command to torch's launcher.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from .errors import UserError
 
@@ -46,56 +44,55 @@ def processes_missing(environment: Mapping[str, str], command: Sequence[str]) ->
     )
 
 
-@contextmanager
-def all_processes() -> Iterator[None]:
-    """Inside the block, as many processes run this command as ``accelerate launch`` was asked for."""
+def processes_asked() -> int:
+    """How many processes ``accelerate launch`` was asked for and did not start; 0 if none is missing."""
     import psutil
 
     parent = psutil.Process().parent()
-    with together(processes_missing(os.environ, parent.cmdline() if parent else [])):
-        yield
+    return processes_missing(os.environ, parent.cmdline() if parent else [])
 
 
-@contextmanager
-def one_process_a_core(limit: int) -> Iterator[None]:
-    """Inside the block, each core of a machine without an accelerator runs this command, ``limit`` at most.
+def processes_for_cores(limit: int) -> int:
+    """One process a core, at most ``limit``, on a machine without an accelerator; 1 where a launcher has decided.
 
     For a small model that is faster than the threads of one process: its matrices are too small to share out.
     """
     import torch
 
-    launched = "RANK" in os.environ or "MASTER_ADDR" in os.environ
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with together(0 if launched or torch.accelerator.is_available() else min(cores, limit)):
-        if "RANK" in os.environ:
-            torch.set_num_threads(1)
-        yield
+    if "RANK" in os.environ or "MASTER_ADDR" in os.environ or torch.accelerator.is_available():
+        return 1
+    return max(1, min(_cores(), limit))
 
 
-@contextmanager
-def together(count: int) -> Iterator[None]:
-    """Inside the block, this is process 0 of ``count`` that run the same command; 0 and 1 change nothing.
+def run_together(count: int) -> None:
+    """Run this very command in ``count`` processes of this machine, by torch's launcher, and wait for them.
 
-    The others end with the block: at its end they are through too, and if it fails they are stopped.
+    If one of them fails, the others are stopped.
+
+    Raises:
+        SystemExit: with the exit code of the process that failed first.
     """
-    if count < 2:
-        yield
-        return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    environments = [{**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-    command = [sys.executable, "-m", "flowrl", *sys.argv[1:]]
-    others = [subprocess.Popen(command, env=environment) for environment in environments[1:]]
-    before = dict(os.environ)
-    os.environ.update(environments[0])
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # What went wrong is said by the process to which it happened.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=str(os.getpid()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
     try:
-        yield
-        for other in others:
-            other.wait()
-    finally:
-        for other in others:
-            other.terminate()
-        os.environ.clear()
-        os.environ.update(before)
+        elastic_launch(config, sys.executable)("-m", "flowrl", *sys.argv[1:])
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        raise SystemExit(code if code > 0 else 1) from None  # a signal's number is negative
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

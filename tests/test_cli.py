@@ -221,25 +221,32 @@ def test_a_run_that_stops_itself(recipe, monkeypatch):
     is_one_message(result.stderr, ["no learning signal"])
 
 
-def test_a_mistake_is_said_once(recipe, monkeypatch):
-    """Under a launcher every process finds it, and the first one says it."""
-    assert "group_size" in invoke("train", recipe, "group_size=1").stderr
+def test_other_processes_say_who_they_are(recipe, monkeypatch):
+    """Under a launcher, each process says what it finds, for it may be the only one; the first speaks for the run."""
     monkeypatch.setenv("RANK", "1")
     result = invoke("train", recipe, "group_size=1")
-    assert (result.exit_code, result.stderr) == (2, "")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("[process 1] ")
 
 
-def test_other_processes_say_who_they_are(recipe, monkeypatch):
-    """A run that stops may have found its trouble in one process alone."""
+@pytest.mark.parametrize(("processes", "started"), [((), [3]), (("--processes", "2"), [2]), (("--processes", "1"), [])])
+def test_demo_starts_its_processes(processes, started, recipe, tmp_path, calls, monkeypatch):
+    """One a core by default, or as many as are asked for; with one, it trains itself."""
+    found = []
+    monkeypatch.setattr("flowrl.launch.processes_for_cores", lambda limit: 3)
+    monkeypatch.setattr("flowrl.launch.run_together", found.append)
+    place = ("--output", tmp_path / "demo", f"model.path={recipe.parent / 'model'}")
+    assert invoke("demo", *processes, *place).exit_code == 0
+    assert found == started
+    assert len(calls) == (0 if started else 1)
 
-    def stop(*_):
-        raise RunStopped("the gradient is not finite")
 
-    monkeypatch.setattr("flowrl.trainer.train", stop)
-    monkeypatch.setenv("RANK", "1")
-    result = invoke("train", recipe)
-    assert result.exit_code == 3
-    assert result.stderr.startswith("[process 1] the gradient")
+def test_a_mistake_starts_no_processes(recipe, tmp_path, monkeypatch):
+    """It is found, and said once, before there are several to say it."""
+    monkeypatch.setattr("flowrl.launch.run_together", lambda count: pytest.fail("started"))
+    result = invoke("demo", "--processes", "2", "--output", tmp_path / "demo", "model.path=nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.count("model.path") == 1
 
 
 @pytest.fixture
@@ -295,6 +302,8 @@ def test_demo(objective, recipe, tmp_path, calls):
     """The bundled recipe is run from the installed package, and before and after are shown."""
     result = invoke(
         "demo",
+        "--processes",
+        1,
         "--objective",
         objective,
         "--output",

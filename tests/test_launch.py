@@ -9,7 +9,7 @@ import pytest
 
 from flowrl.config import to_yaml
 from flowrl.errors import UserError
-from flowrl.launch import processes_missing
+from flowrl.launch import processes_for_cores, processes_missing, run_together
 
 from . import runs
 
@@ -35,6 +35,26 @@ def test_a_number_that_nobody_can_read():
     """A configuration file may ask for several processes: that is not ignored in silence."""
     with pytest.raises(UserError, match="--num_processes 2"):
         processes_missing(ALONE, ["accelerate", "launch", "-m", "flowrl"])
+
+
+def test_the_exit_code_is_that_of_the_processes(tmp_path, monkeypatch, capfd):
+    """A process that fails is no success of the command, and each says what it found."""
+    monkeypatch.setattr(sys, "argv", ["flowrl", "train", str(tmp_path / "missing.yaml")])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(SystemExit) as stopped:
+        run_together(2)
+    assert stopped.value.code == 2
+    said = capfd.readouterr().err
+    assert "no recipe at" in said
+    assert "Traceback" not in said
+
+
+def test_one_process_a_core(monkeypatch):
+    """As many as there is work for, and one where a launcher or an accelerator decides."""
+    monkeypatch.setattr("flowrl.launch._cores", lambda: 4)
+    assert [processes_for_cores(limit) for limit in (0, 3, 9)] == [1, 3, 4]
+    monkeypatch.setenv("RANK", "0")
+    assert processes_for_cores(9) == 1
 
 
 def test_accelerate_launch_with_two_processes(tmp_path):
