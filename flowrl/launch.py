@@ -70,8 +70,9 @@ def run_together(count: int) -> None:
     If one of them fails, the others are stopped.
 
     Raises:
-        SystemExit: with the exit code of the process that failed first.
+        SystemExit: with the exit code of the process that failed first, or 128 and the number of a signal.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -92,6 +93,8 @@ def run_together(count: int) -> None:
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         raise SystemExit(code if code > 0 else 1) from None  # a signal's number is negative
+    except SignalException as stop:  # the processes have had it too
+        raise SystemExit(128 + stop.sigval) from None
 
 
 def _cores() -> int:

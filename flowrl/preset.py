@@ -13,20 +13,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import plugins, recipe
 from .config import RunConfig
 from .errors import UserError
+from .kinds import scheduler_kind
 from .models import INDEX, ModelFiles, find_model
 
 if TYPE_CHECKING:
     from .policy import Policy
 
 T = TypeVar("T")
-
-Scheduler = Literal["flow", "ddpm", "consistency", "unknown"]
-"""Kinds of schedulers: flow matching; DDPM-type; consistency models, which re-noise; not known to flowrl."""
 
 KERNELS: Mapping[str, str] = {"flow": "flow_sde", "ddpm": "ddim", "consistency": "consistency"}
 """The stochastic kernel where neither recipe nor preset names one, by the kind of the scheduler."""
@@ -39,8 +37,6 @@ NOISE_LEVELS: Mapping[str, float] = {
     "consistency": 1.0,
 }
 """The noise level where only the kernel is known: the kernel's own default."""
-
-_DDPM_TYPE = ("DDIM", "DDPM", "PNDM", "EulerDiscrete", "EulerAncestral", "LMS", "DPMSolver", "UniPC", "Heun", "KDPM2")
 
 
 @dataclass(frozen=True)
@@ -178,24 +174,6 @@ def find_preset(files: ModelFiles) -> Preset | None:
         if (named or files.pipeline in preset.classes) and (preset.when is None or preset.when.holds(files))
     ]
     return max(fitting, key=lambda preset: preset.when is not None, default=None)
-
-
-def scheduler_kind(name: str | None, config: Mapping[str, Any]) -> Scheduler:
-    """What a scheduler's class and config say of the model.
-
-    >>> scheduler_kind("FlowMatchEulerDiscreteScheduler", {}), scheduler_kind("UniPCMultistepScheduler", {})
-    ('flow', 'ddpm')
-    >>> scheduler_kind("UniPCMultistepScheduler", {"use_flow_sigmas": True})
-    'flow'
-    """
-    name = name or ""
-    if name.startswith(("LCM", "SCM")):
-        return "consistency"
-    if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
-        return "flow"
-    if name.startswith(("FlowMatchEuler", "FlowMapEuler")) or config.get("use_flow_sigmas", False):
-        return "flow"
-    return "ddpm" if name.startswith(("CogVideoX", *_DDPM_TYPE)) else "unknown"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .errors import UserError
 from .kernels import ConsistencyPlace, DDPMPlace, FlowPlace, Kind, Place
+from .kinds import DDPM_TYPE, scheduler_kind
 from .session import Beside, Session
 
 
@@ -359,9 +360,6 @@ class TrigFlowPolicyScheduler(ConsistencyPolicyScheduler):
         return angle
 
 
-_DDPM_TYPE = ("DDIM", "DDPM", "PNDM", "EulerDiscrete", "EulerAncestral", "LMS", "DPMSolver", "UniPC", "Heun", "KDPM2")
-
-
 def policy_scheduler(stock: Any) -> PolicyScheduler:
     """The policy scheduler with the schedule of a pipeline's stock scheduler.
 
@@ -386,24 +384,24 @@ def policy_scheduler(stock: Any) -> PolicyScheduler:
     config: Mapping[str, Any] = getattr(stock, "config", {})
     if isinstance(stock, FlowMatchEulerDiscreteScheduler) and stock.config.stochastic_sampling:
         raise UserError(f"{name} with stochastic_sampling is not supported as a policy.")
-    if name.startswith(("FlowMatchEuler", "FlowMap")) or config.get("use_flow_sigmas", False):
-        return _joined(FlowPolicyScheduler, stock)
-    if name == "EulerDiscreteScheduler" and config.get("timestep_type") == "continuous":
-        return _joined(EDMPolicyScheduler, stock)
+    kind = scheduler_kind(name, config)
+    if kind == "flow":
+        exploding = name == "EulerDiscreteScheduler" and not config.get("use_flow_sigmas", False)
+        return _joined(EDMPolicyScheduler if exploding else FlowPolicyScheduler, stock)
+    if kind == "consistency":
+        return _joined(TrigFlowPolicyScheduler if name.startswith("SCM") else ConsistencyPolicyScheduler, stock)
     if name.startswith("CogVideoX"):
         made = _with_settings_of(CogVideoXDDIMScheduler, stock)
         made.register_to_config(clip_sample=False)  # its step does not clip, whatever the setting says
         return _joined(DDPMPolicyScheduler, made)
-    if name in ("LCMScheduler", "SCMScheduler"):
-        return _joined(TrigFlowPolicyScheduler if name == "SCMScheduler" else ConsistencyPolicyScheduler, stock)
     if name == "DDPMWuerstchenScheduler":
         return _joined(RatioPolicyScheduler, stock)
-    if name.startswith(_DDPM_TYPE):
+    if kind == "ddpm":
         return _joined(DDPMPolicyScheduler, _with_settings_of(DDIMScheduler, stock))
     raise UserError(
         f"{name} cannot be turned into a policy; supported are FlowMatchEulerDiscreteScheduler, solvers such as UniPC "
         "and DPMSolver with use_flow_sigmas, LCMScheduler, SCMScheduler, and the DDPM-type schedulers "
-        f"({', '.join(_DDPM_TYPE)})."
+        f"({', '.join(DDPM_TYPE)})."
     )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from flowrl import kernels, trainer
 from flowrl.config import ModelConfig, RunConfig, load_config, to_yaml
 from flowrl.errors import UserError
+from flowrl.kinds import scheduler_kind
 from flowrl.models import ModelFiles
 from flowrl.preset import (
     KERNELS,
@@ -24,7 +25,6 @@ from flowrl.preset import (
     for_class,
     presets,
     resolve,
-    scheduler_kind,
 )
 
 from . import runs

@@ -19,7 +19,7 @@ from typing import Any
 import diffusers
 
 from flowrl.files import whole_file, write_json
-from flowrl.preset import scheduler_kind
+from flowrl.kinds import scheduler_kind
 from flowrl.support import PASSED, Row, read
 
 from . import cases

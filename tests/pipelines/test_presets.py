@@ -8,8 +8,8 @@ from torch import nn
 
 from flowrl.adapters import ADAPTABLE, _matches
 from flowrl.kernels import KERNELS
+from flowrl.kinds import scheduler_kind
 from flowrl.pipelines.presets import presets
-from flowrl.preset import scheduler_kind
 from flowrl.scheduler import policy_scheduler
 
 from .cases import CASES, TASKS
