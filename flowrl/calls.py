@@ -72,6 +72,20 @@ def check_no_momentum(pipe: Any) -> None:
             )
 
 
+def check_one_each(call: Mapping[str, Any]) -> None:
+    """Refuse arguments that draw several samples for a prompt: each sample has a prompt and a seed of its own.
+
+    Raises:
+        UserError: names the argument, and what to write instead.
+    """
+    for name, value in call.items():
+        if name.startswith("num_") and name.endswith("_per_prompt") and value not in (None, 1):
+            raise UserError(
+                f"{name} is {value}, but each sample has a prompt and a seed of its own: repeat the prompt, or write "
+                "group_size in a recipe."
+            )
+
+
 def denoisers_of(pipe: Any, names: Sequence[str] | None) -> dict[str, nn.Module]:
     """The components of a pipeline that are trained: those that are named, else its denoisers.
 

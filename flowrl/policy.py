@@ -36,7 +36,16 @@ from .adapters import (
     train_whole,
     trainable_parameters,
 )
-from .calls import as_pictures, attention_processors, check_no_momentum, denoisers_of, for_each_prompt, quiet, single
+from .calls import (
+    as_pictures,
+    attention_processors,
+    check_no_momentum,
+    check_one_each,
+    denoisers_of,
+    for_each_prompt,
+    quiet,
+    single,
+)
 from .errors import UserError
 from .kernels import Kernel, Prediction, Reduction
 from .memo import Memo, Memory
@@ -359,6 +368,7 @@ class Policy:
     def _call(
         self, prompts: Sequence[str], steps: int, guidance_scale: float | None, call: Mapping[str, Any]
     ) -> dict[str, Any]:
+        check_one_each(call)
         arguments = {**for_each_prompt(call, len(prompts)), "num_inference_steps": steps, "return_dict": False}
         if "prompt" in self._arguments and "prompt" not in call and call.get("prompt_embeds") is None:
             arguments["prompt"] = list(prompts)
