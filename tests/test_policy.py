@@ -369,7 +369,7 @@ def test_bad_arguments():
         policy.rollout(["a", "b"], seeds=[0], steps=2)
     with pytest.raises(UserError, match="StableDiffusion3Pipeline takes no argument heigth, widht"):
         policy.rollout(["a"], seeds=[0], steps=2, heigth=8, widht=8)
-    with pytest.raises(UserError, match="num_images_per_prompt is 2, .* group_size"):
+    with pytest.raises(UserError, match=r"num_images_per_prompt is 2, .* group_size"):
         policy.rollout(["a"], seeds=[0], steps=2, num_images_per_prompt=2)
     rollout = policy.rollout(**tiny.arguments("sd3"), train_steps=[0, 2])
     with pytest.raises(UserError, match=r"step 1 was not recorded; the rollout holds \[0, 2\]"):
