@@ -6,7 +6,8 @@ ways, and built-in parts are found in the same way as a user's own:
 =============================  ==========================================================================
 form                           finds
 =============================  ==========================================================================
-``shapes``                     an entry point, of flowrl or of any installed package (``flowrl.rewards``, ...)
+``shapes``                     an entry point, of flowrl or of any installed package (``flowrl.rewards``, ...); one that
+                               names a package and no object stands for all parts of its files (:mod:`.catalogue`)
 ``my_package.scores:sharp``    an object of a module; the current folder is searched first
 ``path/to/file.py:sharp``      an object of a file; relative paths start at the current folder
 =============================  ==========================================================================
@@ -28,9 +29,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .catalogue import parts_of
 from .errors import UserError
 
-GROUPS = ("advantages", "objectives", "pipelines", "presets", "rewards", "selections")
+GROUPS = ("advantages", "objectives", "pipelines", "presets", "rewards", "selections", "shapings")
 """The kinds of plug-in; the entry points of kind X lie in the group ``flowrl.X``."""
 
 
@@ -113,7 +115,17 @@ def _signature(target: Callable[..., Any]) -> str:
 def _entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
     if group not in GROUPS:
         raise ValueError(f"unknown plug-in group {group!r}; known: {', '.join(GROUPS)}")
-    return list(importlib.metadata.entry_points(group=f"flowrl.{group}"))
+    return [
+        part for entry in importlib.metadata.entry_points(group=f"flowrl.{group}") for part in _expanded(entry, group)
+    ]
+
+
+def _expanded(entry: importlib.metadata.EntryPoint, group: str) -> list[importlib.metadata.EntryPoint]:
+    """The entry point itself, or those of all parts of the package that it names."""
+    if ":" in entry.value:
+        return [entry]
+    parts = parts_of(entry.value, group)
+    return [importlib.metadata.EntryPoint(name, value, entry.group) for name, value in parts.items()]
 
 
 def _load_entry_point(group: str, name: str) -> Any:

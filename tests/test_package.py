@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from flowrl import plugins
+from flowrl.catalogue import parts_of
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # 3.10 has no TOML reader of its own; pytest brings this one there
@@ -134,10 +137,11 @@ from flowrl.config import load_config
 for recipe in sorted(files("flowrl.configs").iterdir()):
     if recipe.name.endswith(".yaml"):
         load_config(pathlib.Path(str(recipe)), [])
-from importlib.metadata import entry_points
+from flowrl import plugins
 for group in ("rewards", "pipelines", "objectives", "advantages"):
-    for point in entry_points(group="flowrl." + group):
-        point.load()
+    assert plugins.known(group), group
+    for name in plugins.known(group):
+        plugins.load(group, name)
 model = pathlib.Path(str(files("flowrl.assets") / "shapes-sd3"))
 assert (model / "model_index.json").is_file() and list(model.rglob("*.safetensors")), model
 """
@@ -171,7 +175,11 @@ def test_entry_points_load(group: str) -> None:
     for name, target in PYPROJECT["project"]["entry-points"][group].items():
         assert name in installed, f"{name}: run `pip install -e .` again after a change of pyproject.toml"
         assert installed[name].value == target
-        assert callable(installed[name].load())
+        kind = group.removeprefix("flowrl.")
+        names = [name] if ":" in target else parts_of(target, kind)
+        assert names
+        for part in names:
+            assert callable(plugins.load(kind, part))
 
 
 @pytest.mark.parametrize(

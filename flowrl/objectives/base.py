@@ -77,10 +77,12 @@ class Objective(ABC):
     """An update rule.
 
     Attributes:
+        name: what a config calls it; a class of `flowrl.objectives` is found by it.
         transitions: whether rollouts must record transitions; final latents alone are enough otherwise.
         behaviour: the weight copy that samples the rollouts; None for the current weights.
     """
 
+    name: ClassVar[str]
     Options: ClassVar[type[Options]] = Options
     transitions: ClassVar[bool] = True
     behaviour: ClassVar[str | None] = None

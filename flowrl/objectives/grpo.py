@@ -42,6 +42,7 @@ class GRPO(base.Objective):
     and ``kl/reference`` if ``beta > 0``.
     """
 
+    name: ClassVar[str] = "grpo"
     Options: ClassVar[type[base.Options]] = GRPOOptions
     transitions: ClassVar[bool] = True
 

@@ -54,6 +54,7 @@ class NFT(base.Objective):
     velocity difference to the old policy), and ``kl/reference`` if ``kl > 0``.
     """
 
+    name: ClassVar[str] = "nft"
     Options: ClassVar[type[base.Options]] = NFTOptions
     transitions: ClassVar[bool] = False
     behaviour: ClassVar[str | None] = "old"

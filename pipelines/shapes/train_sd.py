@@ -81,7 +81,7 @@ def load_vae() -> AutoencoderKL:
 
 
 def train(
-    out: Path, log: Log, *, steps: int, minutes: float, pictures: int, batch: int = 128, rate: float = 1e-3, seed: int
+    out: Path, log: Log, *, steps: int, minutes: float, pictures: int, batch: int = 64, rate: float = 1e-3, seed: int
 ) -> None:
     """Train UNet and text encoder together on encoded pictures, and save the pipeline from their averaged weights.
 
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("assets/shapes-sd"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--pictures", type=int, default=40000)
     parser.add_argument("--minutes", type=float, default=90.0, help="upper bound")
     arguments = parser.parse_args()
