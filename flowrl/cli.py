@@ -63,6 +63,14 @@ class DemoObjective(str, Enum):
     grpo = "grpo"
 
 
+class DemoWorld(str, Enum):
+    """Bundled models."""
+
+    sd3 = "sd3"
+    sd = "sd"
+    wan = "wan"
+
+
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For example policy.steps=12.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -85,17 +93,23 @@ def train(
 @app.command()
 def demo(
     overrides: Overrides = None,
+    world: Annotated[
+        DemoWorld, typer.Option(help="Which bundled model: sd3 (flow), sd (UNet, noise prediction) or wan (video).")
+    ] = DemoWorld.sd3,
     objective: Annotated[DemoObjective, typer.Option(help="Which bundled recipe.")] = DemoObjective.nft,
-    output: Annotated[Path | None, typer.Option(help="The run's folder; runs/demo_OBJECTIVE by default.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/demo_nft and the like by default.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="On a CPU; one a core by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
 ) -> None:
-    """Teach the bundled model to draw what a caption says: on a laptop, offline, in minutes."""
+    """Teach a bundled model to draw what a caption says: on a laptop, offline, in minutes."""
     from .config import load_config
     from .launch import processes_for_cores
 
-    folder = output or Path("runs") / f"demo_{objective.value}"
-    with as_file(files("flowrl.configs") / f"shapes_{objective.value}.yaml") as path:
+    name = _demo_recipe(world, objective)
+    folder = output or Path("runs") / f"demo_{name}"
+    with as_file(files("flowrl.configs") / f"shapes_{name}.yaml") as path:
         recipe = load_config(path, [f"output={folder}", *(overrides or [])])
     batches = recipe.groups_per_step * recipe.group_size // recipe.micro_batch_size
     if _elsewhere(recipe, resume, processes or processes_for_cores(limit=batches)):
@@ -130,7 +144,7 @@ def sample(
 
 @app.command()
 def compare(run: Run) -> None:
-    """Before and after: compare.png, and a table of the first and the last evaluation."""
+    """Before and after: compare.png (of clips compare.webp), and a table of the first and the last evaluation."""
     _compare(run)
 
 
@@ -243,6 +257,14 @@ def show_pipeline(
 def main() -> None:
     """Run the command line."""
     app(prog_name="flowrl")
+
+
+def _demo_recipe(world: DemoWorld, objective: DemoObjective) -> str:
+    """What stands between ``shapes_`` and ``.yaml`` in the name of a bundled recipe."""
+    name = objective.value if world is DemoWorld.sd3 else f"{world.value}_{objective.value}"
+    if not (files("flowrl.configs") / f"shapes_{name}.yaml").is_file():
+        raise UserError(f"there is no recipe for --world {world.value} with --objective {objective.value}; write nft.")
+    return name
 
 
 def _elsewhere(config: RunConfig, resume: bool, processes: int) -> bool:

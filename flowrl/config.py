@@ -156,6 +156,8 @@ class PolicyConfig(Section):
     """Picture height in pixels; null is the pipeline's own."""
     width: Count | None = None
     """Picture width in pixels; null is the pipeline's own."""
+    fps: Annotated[float, Field(gt=0)] | None = None
+    """Frames a second of a video, for its rewards and its files; null is 8 for files and unknown to rewards."""
     call: dict[str, Any] = {}
     """Further arguments of the pipeline's call, such as ``{negative_prompt: blurry}``; evaluations pass them too."""
     reduction: Literal["mean", "sum"] = "mean"

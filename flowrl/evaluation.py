@@ -29,7 +29,8 @@ class Evaluation:
 
     Attributes:
         metrics: ``eval/<reward>/mean``, ``eval/<reward>/std``, ``eval/unscored`` and ``eval/diversity``.
-        images: `[3, H, W]` uint8, the first sample of every prompt, up to the number that was asked for.
+        images: `[3, H, W]`, or `[F, 3, H, W]` of videos, uint8, the first sample of every prompt, up to the number that
+            was asked for.
         records: prompt, row, sample, seed and scores of each of them.
     """
 
@@ -49,6 +50,7 @@ class Setting:
         micro_batch_size: pictures drawn at once.
         seed: of the run.
         call: further arguments of the pipeline.
+        fps: frames a second of videos, for rewards.
         keep: pictures to hand back.
     """
 
@@ -58,6 +60,7 @@ class Setting:
     micro_batch_size: int
     seed: int
     call: Mapping[str, Any]
+    fps: float | None = None
     keep: int = 48
 
 
@@ -83,7 +86,9 @@ def evaluate(
     for batch in progress([b for b in batches if b.index % parallel.world_size() == parallel.rank()]):
         prompts = [row.prompt for row in batch.rows]
         images = draw(policy, batch, setting)
-        scored = RewardBatch(images, prompts, [row.metadata for row in batch.rows], torch.tensor(batch.groups))
+        scored = RewardBatch(
+            images, prompts, [row.metadata for row in batch.rows], torch.tensor(batch.groups), fps=setting.fps
+        )
         first = [
             sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)
         ]
@@ -111,7 +116,7 @@ def eval_batches(rows: Sequence[PromptRow], setting: Setting) -> list[MicroBatch
 
 
 def draw(policy: Policy, batch: MicroBatch, setting: Setting) -> Tensor:
-    """Pictures of a micro-batch."""
+    """Pictures or videos of a micro-batch."""
     prompts = [row.prompt for row in batch.rows]
     return policy.sample(
         prompts, seeds=batch.seeds, steps=setting.steps, guidance_scale=setting.guidance_scale, **setting.call
@@ -122,7 +127,7 @@ def diversity(images: Tensor) -> float:
     """Mean distance of two samples of a prompt: root of the mean squared pixel difference.
 
     Args:
-        images: `[P, G, 3, H, W]` in [0, 1].
+        images: `[P, G, 3, H, W]`, or `[P, G, F, 3, H, W]` of videos, in [0, 1].
 
     Returns:
         0 for identical samples, at most 1; NaN for one sample a prompt.
@@ -141,7 +146,9 @@ def diversity(images: Tensor) -> float:
 def _thumbnails(images: Tensor) -> Tensor:
     side = max(images.shape[-2:])
     if side > THUMBNAIL:
-        images = F.interpolate(images, scale_factor=THUMBNAIL / side, mode="area")
+        frames = images.flatten(0, -4)
+        small = F.interpolate(frames, scale_factor=THUMBNAIL / side, mode="area")
+        images = small.unflatten(0, images.shape[:-3])
     return images.cpu()
 
 

@@ -48,6 +48,7 @@ RUN_FILES = (
     "report.html",
     "stopped.json",
     "compare.png",
+    "compare.webp",
 )
 """What a run writes into its folder."""
 

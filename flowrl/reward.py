@@ -1,8 +1,9 @@
 """What a reward is, and a weighted set of rewards that survives the failures of each.
 
-A reward gives one number a picture. It may be
+A reward gives one number a picture, or one a video. It may be
 
-- a plain function ``f(images, prompts, metadata)`` that returns B numbers, or
+- a plain function ``f(images, prompts, metadata)`` that returns B numbers, ``f(videos, prompts, metadata)`` if it wants
+  whole videos, or
 - a subclass of :class:`Reward`, which also says what it needs, what it was made from and how to try it out.
 
 Both are named in a config by ``rewards: {shapes: 1.0, "my_rewards.py:brightness": 0.2}``. B is the number of samples
@@ -11,13 +12,15 @@ in a batch and R the number of rewards in a set. NaN means "could not score".
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,17 +30,20 @@ from . import plugins
 from .data import PromptRow
 from .errors import RunStopped, UserError
 
+Media = Literal["image", "video"]
+
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """Pictures to score, with all that a reward may look at.
+    """Pictures or videos to score, with all that a reward may look at.
 
     Raises:
-        ValueError: lengths differ, or the images are not float32 `[B, 3, H, W]` in [0, 1].
+        ValueError: lengths differ, or the images are not float32 `[B, 3, H, W]` or `[B, F, 3, H, W]` in [0, 1].
     """
 
     images: Tensor
-    """`[B, 3, H, W]` float32 in [0, 1]; NaN and infinities are let through, for :class:`RewardSet` to sort out."""
+    """`[B, 3, H, W]`, videos `[B, F, 3, H, W]`, float32 in [0, 1]; NaN and infinities are let through, for
+    :class:`RewardSet` to sort out."""
     prompts: list[str]
     """The prompt of each picture."""
     metadata: list[dict[str, Any]]
@@ -46,12 +52,16 @@ class RewardBatch:
     """`[B]` int64, equal for pictures of one group."""
     latents: Tensor | None = None
     """`[B, ...]` the final latents that the pictures were decoded from."""
+    fps: float | None = None
+    """Frames a second of videos, if known."""
 
     def __post_init__(self) -> None:
         """Check shapes, dtype and range."""
         images = self.images
-        if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.float32:
-            raise ValueError(f"images: wanted float32 [B, 3, H, W], got {images.dtype} {list(images.shape)}")
+        if images.ndim not in (4, 5) or images.shape[-3] != 3 or images.dtype != torch.float32:
+            raise ValueError(
+                f"images: wanted float32 [B, 3, H, W] or [B, F, 3, H, W], got {images.dtype} {list(images.shape)}"
+            )
         outside = images.isfinite() & ((images < 0) | (images > 1))
         if outside.any():
             low, high = images[outside].min().item(), images[outside].max().item()
@@ -65,6 +75,26 @@ class RewardBatch:
         """B, the number of samples."""
         return len(self.prompts)
 
+    @property
+    def media(self) -> Media:
+        """What is scored: ``image`` or ``video``."""
+        return "image" if self.images.ndim == 4 else "video"
+
+    def frames(self) -> RewardBatch:
+        """The frames of all videos as B * F pictures, video by video; the latents, which are of whole videos, are left.
+
+        >>> clips = RewardBatch(torch.zeros(2, 5, 3, 8, 8), ["a", "b"], [{}, {}], groups=torch.tensor([0, 1]))
+        >>> clips.frames().images.shape, clips.frames().groups.tolist()
+        (torch.Size([10, 3, 8, 8]), [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
+        """
+        count = self.images.shape[1]
+        return RewardBatch(
+            images=self.images.flatten(0, 1),
+            prompts=[prompt for prompt in self.prompts for _ in range(count)],
+            metadata=[row for row in self.metadata for _ in range(count)],
+            groups=None if self.groups is None else self.groups.repeat_interleave(count),
+        )
+
     def select(self, indices: Sequence[int]) -> RewardBatch:
         """The samples at ``indices``, in that order."""
         rows = list(indices)
@@ -74,6 +104,7 @@ class RewardBatch:
             metadata=[self.metadata[row] for row in rows],
             groups=None if self.groups is None else self.groups[rows],
             latents=None if self.latents is None else self.latents[rows],
+            fps=self.fps,
         )
 
 
@@ -99,6 +130,9 @@ class Reward(ABC):
     """Smallest and largest possible score."""
     needs: frozenset[str] = frozenset()
     """Metadata keys that every prompt row must have."""
+    media: Media = "image"
+    """What it looks at. A reward for images is shown every frame of a video, and the video's score is their mean; one
+    for videos cannot score an image."""
     differentiable: bool = False
     """Whether gradients reach the images."""
     license: str = ""
@@ -138,7 +172,8 @@ class FunctionReward(Reward):
     """A plain function ``f(images, prompts, metadata, **options)`` as a reward.
 
     It gets its own copy of the images `[B, 3, H, W]`, so it may write into them, and returns B numbers in a tensor, an
-    array, a list or a tuple; None for "could not score".
+    array, a list or a tuple; None for "could not score". If its first argument is called ``videos``, it gets whole
+    videos `[B, F, 3, H, W]` instead of frame by frame.
 
     >>> brightness = FunctionReward(lambda images, prompts, metadata: images.mean(dim=(1, 2, 3)), name="brightness")
     >>> brightness(RewardBatch(torch.ones(2, 3, 8, 8), ["a", "b"], [{}, {}]))
@@ -156,6 +191,7 @@ class FunctionReward(Reward):
         self.name = name or getattr(function, "__name__", type(function).__name__)
         plugins.check_options(function, options, f"reward {self.name!r}", given=3)
         self._function, self._options = function, options
+        self.media = "video" if next(iter(inspect.signature(function).parameters), "") == "videos" else "image"
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Call the function; what is not a number becomes NaN."""
@@ -220,12 +256,13 @@ class RewardSet:
 
     @torch.no_grad()
     def score(self, batch: RewardBatch) -> Scores:
-        """Score a batch with every reward.
+        """Score a batch with every reward; rewards for images score a video by the mean over its frames.
 
         Pictures that are not finite are NaN without a call. If a reward raises, it is called again sample by sample,
         and those that raise alone are NaN.
 
         Raises:
+            UserError: a reward for videos is to score images.
             RunStopped: a reward raised on every one of two or more samples, or returned something else than one number
                 a sample. (One sample alone is NaN, lest micro-batches of one stop a run that larger ones do not.)
         """
@@ -264,6 +301,7 @@ class RewardSet:
             {
                 "name": name,
                 "weight": weight,
+                "media": reward.media,
                 "higher_is_better": reward.higher_is_better,
                 "range": [bound if math.isfinite(bound) else None for bound in reward.range],
                 "needs": sorted(reward.needs),
@@ -309,19 +347,33 @@ def _number(value: Any) -> float:
 
 def _score(name: str, reward: Reward, batch: RewardBatch) -> tuple[Tensor, str | None]:
     """The scores `[B]` of one reward, and its first trouble."""
+    if reward.media == "video" and batch.media == "image":
+        raise UserError(
+            f"reward {name!r} scores videos, and the pipeline draws single pictures; train a video pipeline, or write "
+            "another reward."
+        )
     if not len(batch):
         return torch.empty(0), None
+    score = partial(_by_frame, name, reward) if (reward.media, batch.media) == ("image", "video") else reward
     try:
-        values = reward(batch)
+        values = score(batch)
     except (RunStopped, UserError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a user's code raises: it is recorded, or stops the run
-        return _score_one_by_one(name, reward, batch, error)
+        return _score_one_by_one(name, score, batch, error)
     scores = read_scores(values, len(batch), name)
     return scores, "it returned None or a number that is not finite" if scores.isnan().any() else None
 
 
-def _score_one_by_one(name: str, reward: Reward, batch: RewardBatch, error: Exception) -> tuple[Tensor, str | None]:
+def _by_frame(name: str, reward: Reward, batch: RewardBatch) -> Tensor:
+    """The mean score `[B]` of each video's frames; NaN if one of them could not be scored."""
+    frames = batch.frames()
+    return read_scores(reward(frames), len(frames), name).view(len(batch), -1).mean(dim=1)
+
+
+def _score_one_by_one(
+    name: str, reward: Callable[[RewardBatch], Any], batch: RewardBatch, error: Exception
+) -> tuple[Tensor, str | None]:
     """Find out which samples made a reward raise ``error``."""
     if len(batch) == 1:
         return torch.full((1,), math.nan), _describe(error)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from .config import RunConfig, to_yaml
 from .files import whole_file, whole_folder, write_json
+from .media import suffix, to_frames, write_frames
 
 PACKAGES = ("flowrl", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
 
@@ -72,16 +72,19 @@ class RunFolder:
         """Write why the run stopped itself to ``stopped.json``."""
         write_json(self.path / "stopped.json", {"step": step, "reason": reason})
 
-    def save_samples(self, step: int, images: Sequence[Tensor], records: Sequence[Mapping[str, Any]]) -> None:
-        """Write pictures `[3, H, W]` uint8 and what belongs to each to ``samples/step_000010/``."""
+    def save_samples(
+        self, step: int, images: Sequence[Tensor], records: Sequence[Mapping[str, Any]], fps: float | None = None
+    ) -> None:
+        """Write pictures `[3, H, W]` or clips `[F, 3, H, W]`, uint8, and their records to ``samples/step_000010/``."""
         folder = self.path / "samples" / f"step_{step:06d}"
         if folder.exists():
             return
         with whole_folder(folder) as temporary:
             rows = []
             for number, (image, record) in enumerate(zip(images, records, strict=True)):
-                name = f"{number:03d}.png"
-                Image.fromarray(image.permute(1, 2, 0).numpy()).save(temporary / name)
+                frames = to_frames(image)
+                name = f"{number:03d}{suffix(frames)}"
+                write_frames(frames, temporary / name, fps)
                 rows.append({"file": name, **record})
             write_json(temporary / "prompts.json", rows)
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from PIL import Image
 from pydantic import Field
 
 from . import plugins, recipe
 from .config import Count, ModelConfig, Section, load_config
-from .data import load_prompts
+from .data import bundled_prompts, load_prompts
 from .errors import UserError
+from .media import suffix, write_frames
 from .models import find_model
 
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
@@ -35,6 +37,8 @@ class SampleConfig(Section):
     """Picture height in pixels; null is the pipeline's own."""
     width: Count | None = None
     """Picture width in pixels; null is the pipeline's own."""
+    fps: Annotated[float, Field(gt=0)] | None = None
+    """Frames a second of a clip's file; null is 8."""
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's call."""
     seed: int = 0
@@ -95,6 +99,7 @@ def _settings(run: Path) -> dict[str, Any]:
         "guidance_scale": config.policy.guidance_scale if given is None else given,
         "height": config.policy.height,
         "width": config.policy.width,
+        "fps": config.policy.fps,
         "call": config.policy.call,
         "seed": config.seed,
     }
@@ -108,7 +113,7 @@ def read_prompts(texts: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for text in texts:
-        named = text.endswith((".txt", ".jsonl")) or text in ("shapes_train", "shapes_heldout")
+        named = text.endswith((".txt", ".jsonl")) or text in bundled_prompts()
         found += [row.prompt for row in load_prompts(text)] if named else [text]
     if not found:
         raise UserError("no prompt; write --prompt 'a red circle', or --prompt with a prompt file.")
@@ -116,7 +121,9 @@ def read_prompts(texts: Sequence[str]) -> list[str]:
 
 
 def draw(source: Source, prompts: Sequence[str], output: Path, *, base: bool = False) -> list[Path]:
-    """Write PNG files ``000_seed_0.png``, and with ``base`` also ``000_seed_0_base.png`` from the same noise.
+    """Write files ``000_seed_0.png``, and with ``base`` also ``000_seed_0_base.png`` from the same noise.
+
+    Clips become animated WebP files, ``000_seed_0.webp``.
 
     Args:
         source: what to draw with.
@@ -134,18 +141,19 @@ def draw(source: Source, prompts: Sequence[str], output: Path, *, base: bool = F
         for seed in range(config.seed, config.seed + config.samples_per_prompt)
     ]
     endings = ("_base", "") if base else ("",)
-    paths = {(name, ending): output / f"{name}{ending}.png" for ending in endings for name, _, _ in pictures}
-    taken = [path for path in paths.values() if path.exists()]
+    names = [f"{name}{ending}" for ending in endings for name, _, _ in pictures]
+    taken = [path for name in names for path in (output / f"{name}.png", output / f"{name}.webp") if path.exists()]
     if taken:
         raise UserError(f"{taken[0]} is there already; write another --output, or remove it.")
-    pipe = _load(config.model)
+    pipe, paths = _load(config.model), []
     output.mkdir(parents=True, exist_ok=True)
     for ending in endings:
         if not ending:
             attach(pipe, source.adapter)
-        for name, image in _draw(pipe, config, pictures):
-            image.save(paths[name, ending])
-    return list(paths.values())
+        for name, frames in _draw(pipe, config, pictures):
+            paths.append(output / f"{name}{ending}{suffix(frames)}")
+            write_frames(frames, paths[-1], config.fps)
+    return paths
 
 
 def _load(model: ModelConfig) -> Any:
@@ -186,21 +194,33 @@ def attach(pipe: Any, adapter: Path) -> None:
         )
 
 
-def _draw(pipe: Any, config: SampleConfig, pictures: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, Any]]:
+def _draw(
+    pipe: Any, config: SampleConfig, pictures: Sequence[tuple[str, str, int]]
+) -> Iterator[tuple[str, list[Image.Image]]]:
+    """The frames of each picture or clip, with its name."""
     import torch
 
     from .calls import for_each_prompt
 
     for start in range(0, len(pictures), config.micro_batch_size):
         part = pictures[start : start + config.micro_batch_size]
-        images = pipe(
+        drawn = pipe(
             prompt=[prompt for _, prompt, _ in part],
             generator=[torch.Generator().manual_seed(seed) for _, _, seed in part],
             num_inference_steps=config.steps,
             **for_each_prompt(config.call, len(part)),
             **_given(config.model_dump(include={"guidance_scale", "height", "width"})),
-        ).images
-        yield from zip((name for name, _, _ in part), images, strict=True)
+        )[0]
+        yield from zip((name for name, _, _ in part), map(_frames, drawn), strict=True)
+
+
+def _frames(drawn: Any) -> list[Image.Image]:
+    """What a pipeline gives for one prompt, as frames: a picture, a list of them, or an array `[F, H, W, 3]`."""
+    if isinstance(drawn, Image.Image):
+        return [drawn]
+    if isinstance(drawn, list):
+        return drawn
+    return [Image.fromarray((frame * 255).round().astype("uint8")) for frame in drawn]
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:

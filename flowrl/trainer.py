@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -261,12 +262,9 @@ class Trainer:
         mine = {}
         with self._timed("score"):
             for batch, rollout in self._progress("scoring", list(rollouts.values())):
-                metadata = [row.metadata for row in batch.rows]
-                mine[batch.index] = rewards.score(
-                    RewardBatch(
-                        rollout.images, list(rollout.prompts), metadata, torch.tensor(batch.groups), rollout.latents
-                    )
-                )
+                metadata, groups = [row.metadata for row in batch.rows], torch.tensor(batch.groups)
+                scored = RewardBatch(rollout.images, list(rollout.prompts), metadata, groups, rollout.latents)
+                mine[batch.index] = rewards.score(replace(scored, fps=self.config.policy.fps))
         merged = merge_scores(list(parallel.gather(mine).values()))
         rewards.require_alive(merged)
         config = self.config
@@ -366,7 +364,7 @@ class Trainer:
                 lambda batches: self._progress("evaluation", batches),
             )
         if self._accelerator.is_main_process:
-            self.folder.save_samples(self.counters.step, result.images, result.records)
+            self.folder.save_samples(self.counters.step, result.images, result.records, self.config.policy.fps)
         return {**result.metrics, "seconds/evaluation": self._seconds["evaluation"]}
 
     def _setting(self) -> Setting:
@@ -379,6 +377,7 @@ class Trainer:
             micro_batch_size=setting.micro_batch_size,
             seed=config.seed,
             call=self._call,
+            fps=config.policy.fps,
         )
 
     def _finish_step(self, metrics: dict[str, float]) -> None:

@@ -81,7 +81,11 @@ def test_batch_selects_everything_alike():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": torch.zeros(2, 4, 4, 3)}, r"wanted float32 \[B, 3, H, W\], got torch.float32 \[2, 4, 4, 3\]"),
+        (
+            {"images": torch.zeros(2, 4, 4, 3)},
+            r"wanted float32 \[B, 3, H, W\] or \[B, F, 3, H, W\], got torch.float32 \[2, 4, 4, 3\]",
+        ),
+        ({"images": torch.zeros(2, 5, 4, 4, 3)}, r"got torch.float32 \[2, 5, 4, 4, 3\]"),
         ({"images": torch.zeros(2, 3, 4, 4).half()}, r"got torch.float16 \[2, 3, 4, 4\]"),
         ({"images": torch.full((2, 3, 4, 4), -1.0)}, r"wanted values in \[0, 1\], got -1 to -1"),
         ({"prompts": ["a"]}, "prompts: wanted 2, one a picture, got 1"),
@@ -392,6 +396,7 @@ def test_description_is_plain_json():
     assert record == {
         "name": "distance",
         "weight": 0.5,
+        "media": "image",
         "higher_is_better": False,
         "range": [0.0, None],
         "needs": ["target"],
@@ -418,3 +423,48 @@ def test_every_built_in_reward_keeps_the_contract(name):
     assert reward.license
     assert reward.source
     assert reward.name == name
+
+
+def test_reward_for_images_scores_every_frame_of_a_video():
+    """The score of a video is the mean over its frames; a frame that cannot be scored makes it NaN."""
+    clips = torch.tensor([[0.1, 0.3], [0.5, 0.7]]).view(2, 2, 1, 1, 1).expand(2, 2, 3, 4, 4)
+    batch = RewardBatch(clips.contiguous(), ["a", "b"], [{"n": 0}, {"n": 1}])
+
+    def brightness(images, prompts, metadata):
+        assert images.shape == (4, 3, 4, 4)
+        assert (prompts, metadata) == (["a", "a", "b", "b"], [{"n": 0}, {"n": 0}, {"n": 1}, {"n": 1}])
+        means = images.mean(dim=(1, 2, 3))
+        return torch.where(means > 0.6, math.nan, means)
+
+    scores = set_of(brightness=brightness).score(batch)
+    assert scores.raw[0].item() == pytest.approx(0.2)
+    assert scores.raw[1].isnan().all()
+
+
+def test_frames_that_raise_are_held_against_their_video_alone():
+    """However many frames raise, they are one sample; a batch of one video that fails does not stop the run."""
+    clips = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1, 1).expand(2, 3, 3, 4, 4).contiguous()
+    batch = RewardBatch(clips, ["a", "b"], [{}, {}])
+
+    def picky(images, prompts, metadata):
+        if images.min() == 0:
+            raise ValueError("too dark")
+        return images.mean(dim=(1, 2, 3))
+
+    rewards = set_of(picky=picky)
+    assert rewards.score(batch).raw[:, 0].isnan().tolist() == [True, False]
+    assert rewards.score(batch.select([0])).raw.isnan().all()
+
+
+def test_function_of_videos_gets_them_whole():
+    """The name of a function's first argument says what it wants."""
+
+    def change(videos, prompts, metadata):
+        return (videos[:, 1:] - videos[:, :-1]).abs().mean(dim=(1, 2, 3, 4))
+
+    clips = torch.tensor([0.0, 0.5, 0.5]).view(1, 3, 1, 1, 1).expand(1, 3, 3, 4, 4).contiguous()
+    rewards = set_of(change=change)
+    assert rewards.rewards[0].media == "video"
+    assert rewards.score(RewardBatch(clips, ["a"], [{}])).raw.item() == pytest.approx(0.25)
+    with pytest.raises(UserError, match=r"reward 'change' scores videos, and the pipeline draws single pictures"):
+        rewards.score(RewardBatch(clips[:, 0], ["a"], [{}]))

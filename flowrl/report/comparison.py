@@ -9,6 +9,7 @@ from PIL import Image
 
 from ..errors import UserError
 from ..files import whole_file
+from ..media import suffix, write_frames
 from .folder import Run, read_run
 from .grids import draw_grid
 from .pairs import Outcome, Pairing
@@ -34,9 +35,9 @@ class Comparison:
     tally: dict[Outcome, int]
 
 
-def _save(picture: Image.Image, path: Path) -> Path:
+def _save(sheets: list[Image.Image], path: Path) -> Path:
     with whole_file(path) as temporary:
-        picture.save(temporary, "PNG", optimize=True)
+        write_frames(sheets, temporary)
     return path
 
 
@@ -53,7 +54,7 @@ def _pairing(run: Run) -> Pairing:
 
 
 def compare(run: Path) -> Comparison:
-    """Compare the first evaluation of a run with its last, and write ``compare.png`` into its folder.
+    """Compare the first evaluation of a run with its last; write ``compare.png``, of clips ``compare.webp``.
 
     Args:
         run: the run folder.
@@ -66,10 +67,10 @@ def compare(run: Path) -> Comparison:
     """
     found = read_run(run)
     pairing = _pairing(found)
-    grid = draw_grid(pairing, run.resolve().name)
+    sheets = draw_grid(pairing, run.resolve().name)
     return Comparison(
         rows=table(found, pairing),
-        grid=_save(grid, run / "compare.png") if grid is not None else None,
+        grid=_save(sheets, run / f"compare{suffix(sheets)}") if sheets else None,
         before=pairing.before.label,
         after=pairing.after.label,
         tally=pairing.tally(),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
+from ..media import read_frames
 from .pairs import Outcome, Pair, Pairing, spread
-from .pictures import fit, open_picture
+from .pictures import MAX_FRAMES, fit, thin
 from .wording import number, printable
 
 SIDE = 144
@@ -102,8 +104,8 @@ def _heading(sheet: Image.Image, pairing: Pairing, title: str) -> None:
         y += size + 9
 
 
-def draw_grid(pairing: Pairing, title: str, count: int = MAX_PAIRS) -> Image.Image | None:
-    """Draw pairs of pictures.
+def draw_grid(pairing: Pairing, title: str, count: int = MAX_PAIRS) -> list[Image.Image]:
+    """Draw pairs of pictures; of clips, a sheet for every frame.
 
     Args:
         pairing: the pairs; those whose files cannot be read are left out.
@@ -111,22 +113,33 @@ def draw_grid(pairing: Pairing, title: str, count: int = MAX_PAIRS) -> Image.Ima
         count: how many pairs at most, spread evenly over all, so that no score decides who is shown.
 
     Returns:
-        The picture, or None if no pair can be read.
+        The sheets, of one size; none if no pair can be read.
     """
     opened = [
-        (pair, (before, after))
+        (pair, (before[0], after[0]))
         for pair in spread(pairing.pairs, count)
-        if (before := open_picture(pair.before.file)) and (after := open_picture(pair.after.file))
+        if (before := read_frames(pair.before.file)) and (after := read_frames(pair.after.file))
     ]
-    if not opened:
-        return None
-    columns = min(COLUMNS, len(opened))
-    rows = -(-len(opened) // columns)
+    longest = max((len(frames) for _, clips in opened for frames in clips), default=0)
+    moments = thin(range(longest), MAX_FRAMES)
+    return [_sheet(pairing, title, [(pair, _at(clips, moment)) for pair, clips in opened]) for moment in moments]
+
+
+def _at(clips: tuple[list[Image.Image], list[Image.Image]], moment: int) -> tuple[Image.Image, Image.Image]:
+    """The frames of a moment; a clip that is over shows its last."""
+    before, after = (frames[min(moment, len(frames) - 1)] for frames in clips)
+    return before, after
+
+
+def _sheet(pairing: Pairing, title: str, shown: Sequence[tuple[Pair, tuple[Image.Image, Image.Image]]]) -> Image.Image:
+    """Draw one picture of each pair in a grid."""
+    columns = min(COLUMNS, len(shown))
+    rows = -(-len(shown) // columns)
     across, down = 2 * SIDE + _GAP + _ACROSS, _CAPTION + SIDE + _FOOT + _DOWN
     size = (2 * _MARGIN + columns * across - _ACROSS, 2 * _MARGIN + _HEAD + rows * down - _DOWN)
     sheet = Image.new("RGB", size, _PAPER)
     _heading(sheet, pairing, title)
-    for place, (pair, pictures) in enumerate(opened):
+    for place, (pair, pictures) in enumerate(shown):
         corner = (_MARGIN + place % columns * across, _MARGIN + _HEAD + place // columns * down)
         _cell(sheet, pair, pictures, corner)
         if pairing.reward is not None:

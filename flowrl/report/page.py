@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..files import whole_file
+from ..media import LOSSLESS_SIDE, read_frames
 from .alarms import alarms
 from .charts import last, legend, main_charts, other_charts
 from .folder import Run, Sample, label, read_run
 from .pairs import Pair, Pairing, spread
-from .pictures import LOSSLESS_SIDE, data_uri, open_picture
+from .pictures import data_uri
 from .table import Row, elapsed, first_and_last, table
 from .wording import MISSING, duration, number, printable, signed
 
@@ -44,7 +45,7 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture on the page.
+    """One picture or clip on the page.
 
     Attributes:
         uri: the picture itself.
@@ -122,11 +123,12 @@ def _words(key: str, value: Any) -> str:
 
 
 def _figure(sample: Sample) -> Figure | None:
-    picture = open_picture(sample.file)
-    if picture is None:
+    found = read_frames(sample.file)
+    if found is None:
         return None
+    frames, duration = found
     scores = [(name, number(score)) for name, score in sample.scores.items()]
-    return Figure(data_uri(picture), max(picture.size) <= LOSSLESS_SIDE, scores)
+    return Figure(data_uri(frames, duration), max(frames[0].size) <= LOSSLESS_SIDE, scores)
 
 
 def cards(pairing: Pairing) -> list[Card]:

@@ -1,34 +1,22 @@
-"""Pictures of a run, opened with care and packed into the page itself."""
+"""Pictures and clips of a run, packed into the page itself."""
 
 from __future__ import annotations
 
 import base64
 import io
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TypeVar
 
 from PIL import Image
 
+from ..media import LOSSLESS_SIDE, write_frames
+
+T = TypeVar("T")
+
 MAX_SIDE = 448
 """Larger pictures are scaled down to this many pixels: twice the width of a pair's picture on the page."""
-LOSSLESS_SIDE = 128
-"""Pictures up to this side stay PNG, pixel for pixel; larger ones become JPEG, a tenth of the size."""
-
-
-def open_picture(path: Path) -> Image.Image | None:
-    """Open a picture completely, or None if the file is missing, cut off, or no picture.
-
-    Args:
-        path: a file, perhaps written by a run that was killed meanwhile.
-
-    Returns:
-        An RGB picture.
-    """
-    try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        # PIL raises SyntaxError for a broken PNG chunk, OSError for a file that ends early.
-        return None
+MAX_FRAMES = 32
+"""Frames of a clip on the page; longer clips are thinned, and last as long as they did."""
 
 
 def fit(picture: Image.Image, side: int) -> Image.Image:
@@ -45,19 +33,37 @@ def fit(picture: Image.Image, side: int) -> Image.Image:
     return picture.resize(size, Image.Resampling.LANCZOS)
 
 
-def data_uri(picture: Image.Image) -> str:
-    """Pack a picture into a URI, so that the page needs no other file.
+def thin(frames: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` frames, spread evenly over all; the first stays.
 
-    >>> data_uri(Image.new("RGB", (48, 48)))[:22], data_uri(Image.new("RGB", (600, 600)))[:23]
+    >>> thin([0, 1, 2, 3, 4, 5], 3), thin([0, 1], 3)
+    ([0, 2, 4], [0, 1])
+    """
+    if len(frames) <= count:
+        return list(frames)
+    return [frames[number * len(frames) // count] for number in range(count)]
+
+
+def data_uri(frames: Sequence[Image.Image], duration: int = 0) -> str:
+    """Pack a picture, or a clip, into a URI, so that the page needs no other file.
+
+    Args:
+        frames: one for a picture.
+        duration: of a frame of a clip, in milliseconds.
+
+    >>> data_uri([Image.new("RGB", (48, 48))])[:22], data_uri([Image.new("RGB", (600, 600))])[:23]
     ('data:image/png;base64,', 'data:image/jpeg;base64,')
     """
-    longest = max(picture.size)
-    small = picture if longest <= MAX_SIDE else fit(picture, MAX_SIDE)
+    longest = max(frames[0].size)
+    shown = thin([frame if longest <= MAX_SIDE else fit(frame, MAX_SIDE) for frame in frames], MAX_FRAMES)
     buffer = io.BytesIO()
-    if longest <= LOSSLESS_SIDE:
-        small.save(buffer, "PNG", optimize=True)
+    if len(shown) > 1:
+        kind = "webp"
+        write_frames(shown, buffer, fps=1000 * len(shown) / (len(frames) * max(1, duration)))
+    elif longest <= LOSSLESS_SIDE:
         kind = "png"
+        write_frames(shown, buffer)
     else:
-        small.save(buffer, "JPEG", quality=90)
         kind = "jpeg"
+        shown[0].save(buffer, "JPEG", quality=90)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -22,7 +22,7 @@ def has_colour(grid, colour):
 
 def test_a_grid_has_four_columns(pairing):
     """One, five and sixteen pairs: one column, then four; rows as needed."""
-    one, five, sixteen = (draw_grid(pairing, "run", count).size for count in (1, 5, 16))
+    one, five, sixteen = (draw_grid(pairing, "run", count)[0].size for count in (1, 5, 16))
     assert one[0] < five[0] == sixteen[0]
     assert one[1] < five[1] < sixteen[1]
     assert five[0] > 8 * SIDE
@@ -30,29 +30,29 @@ def test_a_grid_has_four_columns(pairing):
 
 def test_pictures_are_shown_in_whole_pixels(pairing):
     """A 48-pixel picture fills its square of 144 with squares of three pixels."""
-    grid = np.asarray(draw_grid(pairing, "run", 1))
+    grid = np.asarray(draw_grid(pairing, "run", 1)[0])
     (row, column), *_ = np.argwhere((grid == np.array([0xF3, 0xF4, 0xF6])).all(axis=-1)).tolist() or [(None, None)]
     assert row is None, f"the panel shows through at {row}, {column}: the picture does not fill its square"
 
 
 def test_gains_are_framed_green_and_losses_red(pairing):
     """The frame's colours are there exactly when such pairs are."""
-    grid = draw_grid(pairing, "run")
+    (grid,) = draw_grid(pairing, "run")
     assert has_colour(grid, (0x1A, 0x7F, 0x4B))
     assert has_colour(grid, (0xC2, 0x35, 0x2B))
-    only_right = draw_grid(pairing, "run", 1)
+    (only_right,) = draw_grid(pairing, "run", 1)
     assert not has_colour(only_right, (0x1A, 0x7F, 0x4B))
     assert not has_colour(only_right, (0xC2, 0x35, 0x2B))
 
 
 def test_unreadable_pictures_are_left_out(pairing):
     """A pair with one broken file is skipped; without any pair there is no grid."""
-    whole = draw_grid(pairing, "run", 2).size
+    whole = draw_grid(pairing, "run", 2)[0].size
     pairing.pairs[0].after.file.write_bytes(b"cut")
-    assert draw_grid(pairing, "run", 2).size[0] < whole[0]
+    assert draw_grid(pairing, "run", 2)[0].size[0] < whole[0]
     for pair in pairing.pairs:
         pair.before.file.unlink()
-    assert draw_grid(pairing, "run") is None
+    assert draw_grid(pairing, "run") == []
 
 
 def test_wrap_breaks_at_spaces_and_ends_in_an_ellipsis():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flowrl.report.pictures import MAX_SIDE, data_uri, fit, open_picture
+from flowrl.report.pictures import MAX_FRAMES, MAX_SIDE, data_uri, fit
 
 
 def noise(width, height):
@@ -23,12 +23,12 @@ def unpack(uri):
 def test_small_pictures_keep_every_pixel():
     """What the model drew at 48 pixels is what the page holds."""
     picture = noise(48, 32)
-    assert np.array_equal(np.asarray(unpack(data_uri(picture))), np.asarray(picture))
+    assert np.array_equal(np.asarray(unpack(data_uri([picture]))), np.asarray(picture))
 
 
 def test_large_pictures_are_made_small():
     """A megapixel photograph must not make the page too large to send."""
-    uri = data_uri(noise(1024, 512))
+    uri = data_uri([noise(1024, 512)])
     assert unpack(uri).size == (MAX_SIDE, MAX_SIDE // 2)
     assert len(uri) < 200_000
 
@@ -41,22 +41,11 @@ def test_fit(size, fitted):
     assert fit(Image.new("RGB", size), 144).size == fitted
 
 
-def test_files_that_are_no_pictures_are_none(tmp_path):
-    """Missing, empty, cut off, broken inside, text: none of them stops a report."""
-    whole = tmp_path / "whole.png"
-    noise(48, 48).save(whole)
-    content = whole.read_bytes()
-    broken = bytearray(content)
-    broken[len(content) // 2] ^= 255
-    for name, data in {"empty": b"", "cut": content[:900], "broken": bytes(broken), "text": b"hello"}.items():
-        (tmp_path / name).write_bytes(data)
-        assert open_picture(tmp_path / name) is None, name
-    assert open_picture(tmp_path / "absent") is None
-    assert open_picture(whole).size == (48, 48)
-
-
-def test_grey_and_transparent_pictures_become_rgb(tmp_path):
-    """A grid has one mode."""
-    for mode in ("L", "RGBA", "P", "I;16"):
-        Image.new(mode, (8, 8)).save(tmp_path / "a.png")
-        assert open_picture(tmp_path / "a.png").mode == "RGB"
+def test_clips_move_on_the_page_and_last_as_long():
+    """A long clip is thinned; its duration stays."""
+    frames = [noise(32, 32) for _ in range(4 * MAX_FRAMES)]
+    frames = [Image.fromarray(np.roll(np.asarray(frame), number, axis=0)) for number, frame in enumerate(frames)]
+    clip = unpack(data_uri(frames, duration=50))
+    clip.load()  # which tells the duration
+    assert (clip.format, clip.n_frames, clip.info["duration"]) == ("WEBP", MAX_FRAMES, 200)
+    assert np.array_equal(np.asarray(clip.convert("RGB")), np.asarray(frames[0]))
