@@ -117,8 +117,29 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     rewards.check(rows)
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
     eval_rewards.check(eval_rows)
+    check_media(resolved.files.pipeline, [rewards, eval_rewards])
     made = (kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing)
     return Preflight(resolved, model, loader, *made)
+
+
+def check_media(pipeline: str | None, rewards: Sequence[RewardSet]) -> None:
+    """Refuse a reward for videos where the pipeline is known to draw single pictures.
+
+    Raises:
+        UserError: names the reward and the class.
+    """
+    from .support import read
+
+    task = next((row.task for row in read().rows if row.name == pipeline), None)
+    if task is None or not task.endswith("to image"):  # "control" and the like say nothing of it
+        return
+    for found in rewards:
+        for name, reward in zip(found.names, found.rewards, strict=True):
+            if reward.media == "video":
+                raise UserError(
+                    f"reward {name!r} scores videos, and {pipeline} draws single pictures ({task}); train a video "
+                    "pipeline, or write another reward."
+                )
 
 
 def check_files(config: RunConfig, resume: bool = False) -> tuple[Resolved, list[PromptRow], list[PromptRow]]:

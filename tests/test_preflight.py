@@ -144,6 +144,18 @@ def test_prompts_that_a_reward_cannot_judge(run, tmp_path):
     assert "train.txt:1" in complaint(changed(run, rewards={"shapes": 1.0}))
 
 
+def test_reward_for_videos_with_a_pipeline_for_pictures(run, tmp_path):
+    """Where the class is known to draw pictures, the mistake is found before any weights load."""
+    (tmp_path / "mine.py").write_text("def smooth(videos, prompts, metadata):\n    return [0.0] * len(prompts)\n")
+    run = changed(run, rewards={f"{tmp_path / 'mine.py'}:smooth": 1.0})
+    preflight(run)  # nothing is known of a pipeline without a class
+    index = tmp_path / "model" / "model_index.json"
+    index.write_text(index.read_text().replace("{", '{"_class_name": "StableDiffusion3Pipeline", ', 1))
+    assert "scores videos, and StableDiffusion3Pipeline draws single pictures (text to image)" in complaint(run)
+    index.write_text(index.read_text().replace("StableDiffusion3Pipeline", "WanPipeline"))
+    preflight(run)
+
+
 def test_launcher_and_config_disagree(monkeypatch, run):
     """Precision that only the launcher knows is an error, not a surprise."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
