@@ -1,10 +1,11 @@
-"""Writes the prompt sets of the shapes world, ``assets/prompts/shapes_train.jsonl`` and ``shapes_heldout.jsonl``.
+"""Writes the prompt sets of the shapes world, ``assets/prompts/shapes_*.jsonl``, and of its clips, ``clips_*.jsonl``.
 
     python -m flowrl.pipelines.shapes.prompts --out assets/prompts
 
 A set has as many singles as counts as relations, so that the mean over its rows is the mean over the kinds, as in
 GenEval. The world has few singles: their captions stand in several rows, each of which is a group of its own. Every
-object of a held-out caption is a pair of ``world.HELD_OUT_PAIRS``, and no object of a training caption is.
+object of a held-out caption is a pair of ``world.HELD_OUT_PAIRS``, and no object of a training caption is. The sets of
+clips hold every caption once, the paces in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from ...data import sample_seed
-from . import world
+from . import clips, world
 
 TRAIN_ROWS = 972
 """324 rows a kind: every single 18 times, every count 6 times, and 324 of the 1,224 relations once."""
@@ -67,12 +68,33 @@ def prompt_rows(*, held_out: bool, count: int) -> list[dict[str, object]]:
     ]
 
 
+def clip_rows(*, held_out: bool) -> list[dict[str, object]]:
+    """The rows of a set of clips: every caption once, the paces in turn.
+
+    >>> [row["metadata"]["kind"] for row in clip_rows(held_out=True)[:4]], len(clip_rows(held_out=True))
+    (['plain', 'slowly', 'quickly', 'plain'], 72)
+    """
+    pools: dict[str, list[str]] = {pace: [] for pace in clips.PACES}
+    for motion in clips.all_motions():
+        if motion.held_out == held_out:
+            pools[motion.pace].append(clips.caption(motion))
+    kinds = {pace: draw(pool, len(pool)) for pace, pool in pools.items()}
+    count = len(kinds["plain"])
+    return [
+        {"prompt": prompts[index], "metadata": {"kind": pace}}
+        for index in range(count)
+        for pace, prompts in kinds.items()
+    ]
+
+
 def write(folder: Path) -> list[Path]:
-    """Write both sets into ``folder``; returns their paths."""
+    """Write all sets into ``folder``; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     sets = {
         "shapes_train.jsonl": prompt_rows(held_out=False, count=TRAIN_ROWS),
         "shapes_heldout.jsonl": prompt_rows(held_out=True, count=HELD_OUT_ROWS),
+        "clips_train.jsonl": clip_rows(held_out=False),
+        "clips_heldout.jsonl": clip_rows(held_out=True),
     }
     for name, rows in sets.items():
         (folder / name).write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -82,7 +104,7 @@ def write(folder: Path) -> list[Path]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Writes the prompt sets of the shapes world.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the two files")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the files")
     for path in write(parser.parse_args().out):
         print(path)
 

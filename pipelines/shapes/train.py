@@ -17,6 +17,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,23 @@ SILENT_TOKENS = 2
 LATENT_CHANNELS = 4
 WIDTH = 64
 """Width of each text encoder; the two together make the transformer's 128."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a stage is trained.
+
+    Attributes:
+        steps: of AdamW, over which the learning rate falls.
+        rate: the highest learning rate.
+        minutes: a safety net: after so many it ends, whatever the step; the log shows it.
+        stop: steps after which it ends, of a schedule that goes on; None is its end.
+    """
+
+    steps: int
+    rate: float
+    minutes: float
+    stop: int | None = None
 
 
 class Log:
@@ -237,21 +255,8 @@ def encode_text(
     return joint, torch.cat([output.text_embeds for output in outputs], dim=-1)
 
 
-def train_flow(
-    out: Path,
-    log: Log,
-    *,
-    minutes: float,
-    pictures: int,
-    batch: int = 128,
-    rate: float = 1.5e-3,
-    seed: int = 0,
-    steps: int,
-) -> None:
-    """Train transformer and text encoders together on encoded pictures, and save the whole pipeline from their EMA.
-
-    The run ends after ``steps`` steps; ``minutes`` is a safety net, and the log says if it was reached.
-    """
+def train_flow(out: Path, log: Log, schedule: Schedule, *, pictures: int, batch: int = 128, seed: int = 0) -> None:
+    """Train transformer and text encoders together on encoded pictures, and save the whole pipeline from their EMA."""
     torch.manual_seed(seed)
     vae = AutoencoderKL.from_pretrained(out / "vae").eval()
     vae.register_to_config(_name_or_path="shapes-sd3")  # not the folder where it was trained
@@ -280,9 +285,7 @@ def train_flow(
         lambda: save(out, vae, tokenizer, encoders, transformer),
         log=log,
         stage="flow",
-        steps=steps,
-        minutes=minutes,
-        rate=rate,
+        schedule=schedule,
     )
 
 
@@ -293,9 +296,7 @@ def optimise(
     *,
     log: Log,
     stage: str,
-    steps: int,
-    minutes: float,
-    rate: float,
+    schedule: Schedule,
 ) -> None:
     """Minimise a loss, and write the result from the averaged weights: every 1000 steps and at the end.
 
@@ -305,12 +306,11 @@ def optimise(
         write: writes the modules as they are.
         log: gets the running loss every 100 steps.
         stage: its name there.
-        steps: of AdamW.
-        minutes: after which it ends, whatever the step.
-        rate: the highest learning rate.
+        schedule: how long.
     """
-    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 300))
+    steps = schedule.steps
+    optimizer = torch.optim.AdamW(modules.parameters(), lr=schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 300))
     ema = EMAModel(modules.parameters(), decay=0.999)
     start, running = time.monotonic(), 0.0
     for step in range(steps):
@@ -318,13 +318,13 @@ def optimise(
         value.backward()
         torch.nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
+        rates.step()
         optimizer.zero_grad()
         ema.step(modules.parameters())
         running = value.item() if step == 0 else 0.98 * running + 0.02 * value.item()
         if step % 100 == 0 or step == steps - 1:
             log.row(stage, step, running)
-        last = step == steps - 1 or time.monotonic() - start > 60 * minutes
+        last = step == (schedule.stop or steps) - 1 or time.monotonic() - start > 60 * schedule.minutes
         if last or step % 1000 == 999:
             ema.store(modules.parameters())
             ema.copy_to(modules.parameters())
@@ -367,14 +367,8 @@ def main() -> None:
     if arguments.stage != "flow":
         train_vae(arguments.out, log, steps=arguments.vae_steps, seed=arguments.seed)
     if arguments.stage != "vae":
-        train_flow(
-            arguments.out,
-            log,
-            minutes=arguments.minutes,
-            pictures=arguments.pictures,
-            seed=arguments.seed,
-            steps=arguments.flow_steps,
-        )
+        schedule = Schedule(arguments.flow_steps, rate=1.5e-3, minutes=arguments.minutes)
+        train_flow(arguments.out, log, schedule, pictures=arguments.pictures, seed=arguments.seed)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 The world and the autoencoder are those of ``assets/shapes-sd3``. A UNet and its CLIP text encoder learn to predict the
 noise in encoded pictures ("Denoising Diffusion Probabilistic Models", Ho et al., https://arxiv.org/abs/2006.11239) on
-Stable Diffusion's schedule. Seeded, with its loss in ``training_log.csv`` beside the weights. Training stops early on
-purpose: reward tuning needs a model that is believable and imperfect.
+Stable Diffusion's schedule, in half an hour of one core. Seeded, with its loss in ``training_log.csv`` beside the
+weights. Training stops early on purpose: reward tuning needs a model that is believable and imperfect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from . import world
-from .train import MAX_TOKENS, Log, build_tokenizer, encode_pictures, optimise
+from .train import MAX_TOKENS, Log, Schedule, build_tokenizer, encode_pictures, optimise
 
 WIDTH = 128
 """Width of the text encoder, which the UNet attends to."""
@@ -80,13 +80,8 @@ def load_vae() -> AutoencoderKL:
     return vae
 
 
-def train(
-    out: Path, log: Log, *, steps: int, minutes: float, pictures: int, batch: int = 64, rate: float = 1e-3, seed: int
-) -> None:
-    """Train UNet and text encoder together on encoded pictures, and save the pipeline from their averaged weights.
-
-    The run ends after ``steps`` steps; ``minutes`` is a safety net, and the log says if it was reached.
-    """
+def train(out: Path, log: Log, schedule: Schedule, *, pictures: int, seed: int, batch: int = 64) -> None:
+    """Train UNet and text encoder together on encoded pictures, and save the pipeline from their averaged weights."""
     torch.manual_seed(seed)
     vae, scheduler, tokenizer = load_vae(), build_scheduler(), build_tokenizer(out / "tokenizer")
     text_encoder, unet = build_text_encoder(tokenizer), build_unet()
@@ -108,9 +103,7 @@ def train(
         lambda: save(out, vae, tokenizer, text_encoder, unet, scheduler),
         log=log,
         stage="unet",
-        steps=steps,
-        minutes=minutes,
-        rate=rate,
+        schedule=schedule,
     )
 
 
@@ -140,19 +133,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("assets/shapes-sd"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=7000)
+    parser.add_argument("--stop", type=int, default=3000, help="steps")
     parser.add_argument("--pictures", type=int, default=40000)
     parser.add_argument("--minutes", type=float, default=90.0, help="upper bound")
     arguments = parser.parse_args()
     log = Log(arguments.out / "training_log.csv")
-    train(
-        arguments.out,
-        log,
-        steps=arguments.steps,
-        minutes=arguments.minutes,
-        pictures=arguments.pictures,
-        seed=arguments.seed,
-    )
+    schedule = Schedule(7000, rate=1e-3, minutes=arguments.minutes, stop=arguments.stop)
+    train(arguments.out, log, schedule, pictures=arguments.pictures, seed=arguments.seed)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_learning_rate_by_hand():
 def _train(folder):
     log = train.Log(folder / "training_log.csv")
     train.train_vae(folder, log, steps=2, batch=2)
-    train.train_flow(folder, log, minutes=1, pictures=8, batch=4, steps=2)
+    train.train_flow(folder, log, train.Schedule(2, 1e-3, minutes=1), pictures=8, batch=4)
     return StableDiffusion3Pipeline.from_pretrained(folder)
 
 

@@ -12,7 +12,7 @@ from flowrl.pipelines.shapes import train, train_sd
 
 def _train(folder):
     log = train.Log(folder / "training_log.csv")
-    train_sd.train(folder, log, steps=2, minutes=1, pictures=8, batch=4, seed=0)
+    train_sd.train(folder, log, train.Schedule(2, 1e-3, minutes=1), pictures=8, batch=4, seed=0)
     return StableDiffusionPipeline.from_pretrained(folder)
 
 
@@ -24,6 +24,14 @@ def test_two_steps_of_training_make_a_pipeline_that_loads(tmp_path):
     for name in ("vae", "unet", "text_encoder"):
         for ours, theirs in zip(getattr(pipe, name).parameters(), getattr(again, name).parameters(), strict=True):
             assert torch.equal(ours, theirs)
+
+
+def test_training_stops_where_it_is_told(tmp_path):
+    """One step of a longer schedule is written; the schedule of the learning rate is not shortened."""
+    log = train.Log(tmp_path / "training_log.csv")
+    train_sd.train(tmp_path, log, train.Schedule(50, 1e-3, minutes=1, stop=1), pictures=8, batch=4, seed=0)
+    assert (tmp_path / "unet").is_dir()
+    assert len((tmp_path / "training_log.csv").read_text().splitlines()) == 2
 
 
 def test_training_text_encoding_is_the_pipelines(tmp_path):
