@@ -7,7 +7,9 @@ Everything is measured on the run that a recipe describes, with its model, batch
 `replay`        replay and backward over the bare denoiser's forward and backward, for the same inputs
 `storage`       bytes that recorded transitions keep over the own size of what they must hold
 `startup`       ``import flowrl`` beyond torch's own import; ``flowrl --help``
-`throughput`    seconds and pictures a second of the phases of whole training steps
+`throughput`    seconds and pictures a second of the phases of whole training steps; ``score`` is what the scores
+                still took after the rollout
+`overlap`       sampling and scoring of a step whose reward waits as long as the rollout takes, over the longer of both
 ==============  ========================================================================================
 """
 
@@ -19,7 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -37,6 +39,7 @@ from .plugins import nearest
 from .policy import Policy
 from .preflight import preflight
 from .preset import resolve
+from .reward import Reward, RewardBatch, RewardSet
 from .run import environment
 from .timing import Measure, Pair, measure_pairs, table
 from .trainer import Trainer
@@ -44,6 +47,9 @@ from .trajectory import Rollout
 
 RECIPE = "shapes_grpo.yaml"
 """The bundled recipe that is measured if none is given."""
+
+PARTS = 16
+"""Micro-batches of the step that `overlap` measures."""
 
 IMPORT = "import time, torch; start = time.perf_counter(); import flowrl; print(time.perf_counter() - start)"
 
@@ -64,6 +70,10 @@ class Bench:
     def trainer(self) -> Trainer:
         """The run's trainer, before its first step."""
         return Trainer(self.config, self._checked, Accelerator())
+
+    def trainer_of(self, config: RunConfig, rewards: RewardSet) -> Trainer:
+        """A trainer of its own, with another config or other rewards."""
+        return Trainer(config, replace(self._checked, rewards=rewards), Accelerator())
 
     @property
     def policy(self) -> Policy:
@@ -198,12 +208,61 @@ def throughput(bench: Bench) -> list[Measure]:
     return [*measures, Measure.of(steps, "throughput", "whole steps", "steps/s")]
 
 
+class Waiting(Reward):
+    """Brightness, from a judge that takes its time and no processor, as a server's client does.
+
+    Attributes:
+        seconds: what it waits at each call.
+    """
+
+    seconds = 0.0
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """The mean of the pixels `[B]`, after a wait."""
+        time.sleep(self.seconds)
+        return batch.images.flatten(1).mean(dim=1)
+
+
+def overlap(bench: Bench) -> list[Measure]:
+    """Sampling and scoring of a step, over the longer of the two alone; the reward waits as long as the rollout takes.
+
+    The last micro-batch is scored when nothing is left to draw, so n micro-batches take at least 1 + 1/n; the step is
+    cut into sixteen, unless groups that branch must stay together.
+    """
+    config, judge = bench.config, Waiting()
+    pictures = config.groups_per_step * config.group_size
+    if config.policy.branch is None:
+        config = config.model_copy(update={"micro_batch_size": max(1, pictures // PARTS)})
+    trainer = bench.trainer_of(config, RewardSet(("waiting",), (judge,), torch.ones(1)))
+    count = -(-pictures // config.micro_batch_size)
+    alone: list[float] = []
+    both: list[float] = []
+    for repetition in range(1 + bench.repeats):
+        seconds: list[float] = []
+        for wait in (False, True):
+            # The rollout that the wait is taken from is the one just before: the machine's load changes.
+            judge.seconds = seconds[0] / count if wait else 0.0
+            metrics = trainer.step()
+            trainer.counters.idle = 0
+            seconds.append(metrics["seconds/rollout"] + metrics["seconds/score"])
+        if repetition:
+            alone.append(seconds[0])
+            both.append(seconds[1])
+    ratios = [together / single for single, together in zip(alone, both, strict=True)]
+    return [
+        Measure.of(ratios, "overlap", f"both / the longer, {count} parts", "x", bound=1.15),
+        Measure.of(alone, "overlap", "rollout, as long as scoring", "s"),
+        Measure.of(both, "overlap", "rollout and scoring", "s"),
+    ]
+
+
 MEASUREMENTS: dict[str, Callable[[Bench], list[Measure]]] = {
     "rollout": rollout_overhead,
     "replay": replay_overhead,
     "storage": storage,
     "startup": startup,
     "throughput": throughput,
+    "overlap": overlap,
 }
 """Every measurement by its name on the command line."""
 

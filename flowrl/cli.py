@@ -21,10 +21,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from .errors import RunStopped, UserError
+from .rewards_cli import rewards_app
 
 if TYPE_CHECKING:
     from .config import RunConfig
-    from .doctor import Finding
+    from .findings import Finding
     from .report import Comparison
 
 
@@ -54,6 +55,7 @@ app = typer.Typer(
 
 pipelines_app = typer.Typer(help="Which pipeline classes are policies, and with which settings.", no_args_is_help=True)
 app.add_typer(pipelines_app, name="pipelines")
+app.add_typer(rewards_app, name="rewards")
 
 
 class DemoObjective(str, Enum):
@@ -169,7 +171,7 @@ def doctor(
     recipe = load_config(config, overrides or []) if config else None
     from .doctor import diagnose
 
-    failures = _show_findings(diagnose(recipe))
+    failures = show_findings(diagnose(recipe))
     if failures:
         Console(stderr=True).print(f"{failures} checks failed.")
         raise typer.Exit(1)
@@ -343,7 +345,7 @@ def _show_comparison(comparison: Comparison) -> None:
         _print(f"{'grid:':10}{comparison.grid}")
 
 
-def _show_findings(findings: Iterable[Finding]) -> int:
+def show_findings(findings: Iterable[Finding]) -> int:
     """Print a table a topic, as soon as it is complete, and count the failures."""
     styles, failures = {"ok": "green", "note": "yellow", "FAIL": "bold red"}, 0
     for topic, group in groupby(findings, key=lambda finding: finding.topic):

@@ -56,6 +56,13 @@ class AdvantageConfig(Plugin):
     """The function; beside it stand its keyword arguments."""
 
 
+class ShapingConfig(Plugin):
+    """A transform of the scores before the advantage: an entry point of ``flowrl.shapings``, or a function."""
+
+    name: str
+    """The function; beside it stand its keyword arguments."""
+
+
 class ObjectiveConfig(Plugin):
     """From advantages to a loss: an entry point of ``flowrl.objectives``, or a class."""
 
@@ -272,7 +279,11 @@ class RunConfig(Section):
     fit: FitConfig = FitConfig()
     """How it fits the device."""
     rewards: dict[str, RewardOptions]
-    """What is wanted: plug-in names with their weights."""
+    """What is wanted: plug-in names, or URLs of reward servers, with their weights."""
+    reward_cache: Path | None = None
+    """A folder where scores are kept, so that equal pictures are not scored twice; null keeps none."""
+    shaping: list[ShapingConfig] = []
+    """What is done to scores before the advantage: one transform, or several in order (see `docs/advantages.md`)."""
     advantage: AdvantageConfig = AdvantageConfig()
     """From the scores of a group to advantages."""
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -306,6 +317,11 @@ class RunConfig(Section):
     """Newest checkpoints that stay."""
     trackers: list[str] = ["tensorboard"]
     """Trackers of accelerate; ``metrics.jsonl`` is always written."""
+
+    @field_validator("shaping", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict) else value
 
     @field_validator("group_size")
     @classmethod

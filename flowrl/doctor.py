@@ -8,19 +8,17 @@ look like scores, and only this tells them apart.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
-from typing import Literal
 
 from packaging.requirements import Requirement
-from torch import Tensor
 
 from . import plugins
 from .config import Plugin, RewardOptions, RunConfig
 from .data import load_prompts
 from .errors import UserError
+from .findings import Finding, State
 from .preflight import (
     check_disk,
     check_launcher,
@@ -28,28 +26,9 @@ from .preflight import (
     make_advantage,
     make_kernel,
     make_objective,
-    make_rewards,
 )
 from .preset import resolve
-
-State = Literal["ok", "note", "FAIL"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the diagnosis.
-
-    Attributes:
-        topic: what it is about: ``versions``, ``devices``, ``plug-ins``, ``recipe`` or ``rewards``.
-        name: the thing that was looked at.
-        state: ``FAIL`` makes ``flowrl doctor`` fail; ``note`` is worth knowing.
-        detail: what was found.
-    """
-
-    topic: str
-    name: str
-    state: State
-    detail: str
+from .reward_checks import check_reward
 
 
 def diagnose(config: RunConfig | None = None) -> Iterator[Finding]:
@@ -123,7 +102,7 @@ def check_recipe(config: RunConfig) -> Iterator[Finding]:
         config = resolved.config
         yield Finding("recipe", "model", "ok", resolved.line() if resolved.preset else "")
         yield _attempt("recipe", "disk", lambda: check_disk(config, resolved.files.place))
-    yield _attempt("recipe", "advantage", lambda: make_advantage(config.advantage))
+    yield _attempt("recipe", "advantage", lambda: make_advantage(config.advantage, config.shaping, config.rewards))
     yield _attempt("recipe", "objective", lambda: _objective_and_kernel(config, config.objective))
     yield _attempt("recipe", "prompts", lambda: load_prompts(config.prompts))
     yield _attempt("recipe", "eval.prompts", lambda: load_prompts(config.eval.prompts))
@@ -131,41 +110,6 @@ def check_recipe(config: RunConfig) -> Iterator[Finding]:
 
 def _objective_and_kernel(config: RunConfig, objective: Plugin) -> None:
     check_transitions(objective.name, make_objective(objective), make_kernel(config.policy))
-
-
-def check_reward(
-    name: str, options: RewardOptions, *, prompts: Sequence[str] = (), if_missing: State = "FAIL"
-) -> Finding:
-    """Score a reward's example pictures; the good ones must all score better than the bad ones.
-
-    Args:
-        name: the plug-in name.
-        options: its options.
-        prompts: prompt sets that it must be able to score.
-        if_missing: the state of a reward that cannot be made.
-    """
-    try:
-        rewards = make_rewards({name: options})
-        for source in prompts:
-            rewards.check(load_prompts(source))
-        examples = rewards.rewards[0].examples()
-        if examples is None:
-            return Finding("rewards", name, "note", "brings no example pictures: nothing to tell right from wrong by")
-        good, bad = (rewards.combine(rewards.score(batch).raw) for batch in examples)
-    except UserError as error:
-        return Finding("rewards", name, if_missing, str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a plug-in's own code raises is the diagnosis
-        return Finding("rewards", name, "FAIL", f"{type(error).__name__}: {error}")
-    sign = 1 if rewards.rewards[0].higher_is_better else -1
-    detail = f"positive {_range(sign * good)}, negative {_range(sign * bad)}"
-    # A NaN compares as false, so it fails here.
-    separate = bool(good.min() > bad.max())
-    return Finding("rewards", name, "ok" if separate else "FAIL", detail if separate else f"{detail}: no separation")
-
-
-def _range(scores: Tensor) -> str:
-    low, high = float(scores.min()), float(scores.max())
-    return f"{low:.4g} to {high:.4g}" if low < high else f"{low:.4g}"  # NaN is not under NaN
 
 
 def _attempt(topic: str, name: str, action: Callable[[], object], otherwise: State = "FAIL") -> Finding:

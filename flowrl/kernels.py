@@ -204,6 +204,15 @@ def kind_of(place: Place) -> Kind:
     return "consistency" if isinstance(place, ConsistencyPlace) else "ddpm"
 
 
+def to_data(place: Place) -> Place:
+    """The same place, but for its step, which leads to clean data at once.
+
+    >>> to_data(FlowPlace(2, 500.0, 0.5, 0.25, 0.75)).sigma_next
+    0.0
+    """
+    return replace(place, sigma_next=0.0) if isinstance(place, FlowPlace) else replace(place, alpha_cumprod_next=1.0)
+
+
 def ode() -> Kernel:
     """No noise: the stock sampler (Euler for flow models, DDIM with eta 0 for DDPM-type models).
 

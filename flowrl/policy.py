@@ -306,7 +306,7 @@ class Policy:
             )
         return session.model_output
 
-    def finish(self, rollout: Rollout, step: int) -> Tensor:
+    def finish(self, rollout: Rollout, step: int, *, jump: bool = False) -> Tensor:
         """Pictures, with gradients through the steps from ``step`` to the last and the decoder.
 
         The steps take no noise, whatever the kernel: after a rollout whose last steps were deterministic too, these are
@@ -315,6 +315,7 @@ class Policy:
         Args:
             rollout: a micro-batch, whole.
             step: absolute index of a recorded step, or of one that was kept.
+            jump: go to the clean latents that the model predicts at that step, without the steps after it.
 
         Raises:
             UserError: the step was neither recorded nor kept.
@@ -322,7 +323,7 @@ class Policy:
         known = sorted({rollout.start, *rollout.arrivals})
         if step not in known:
             raise UserError(f"step {step} was not kept; the rollout holds {known}.")
-        session = Finishing(self.kernel, step, rollout.arrivals.get(step), rollout.arrivals_beside.get(step))
+        session = Finishing(self.kernel, step, rollout.arrivals.get(step), rollout.arrivals_beside.get(step), jump)
         return as_pictures(self._again(rollout, session), len(rollout))
 
     @torch.no_grad()

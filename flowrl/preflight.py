@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -30,7 +29,16 @@ if TYPE_CHECKING:
     from .reward import RewardSet
     from .selection import StepSelection
 
-RESUMABLE = ("output", "max_steps", "micro_batch_size", "eval", "checkpoint_every", "keep_checkpoints", "trackers")
+RESUMABLE = (
+    "output",
+    "max_steps",
+    "micro_batch_size",
+    "reward_cache",
+    "eval",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "trackers",
+)
 """Fields that may change when a run is resumed: none of them alters what the steps compute."""
 
 RESUMABLE_FIT = ("gradient_checkpointing", "text_encoders", "vae_slicing", "fsdp")
@@ -109,15 +117,16 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     objective.check(config.policy.steps)
     selection = make_selection(config.policy)
     sharing = check_branch(config, selection, kernel)
-    advantage = make_advantage(config.advantage)
+    advantage = make_advantage(config.advantage, config.shaping, config.rewards)
     check_fit(config, len(eval_rows), int(os.environ.get("WORLD_SIZE", "1")))
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.
-    rewards = make_rewards(config.rewards)
+    rewards = make_rewards(config.rewards, config.reward_cache)
     rewards.check(rows)
-    eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards)
+    eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards, config.reward_cache)
     eval_rewards.check(eval_rows)
     check_media(resolved.files.pipeline, [rewards, eval_rewards])
+    check_gradients(config, objective, rewards)
     made = (kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing)
     return Preflight(resolved, model, loader, *made)
 
@@ -225,11 +234,16 @@ def _same_run(config: RunConfig, path: Path) -> None:
         )
 
 
-def make_rewards(rewards: Mapping[str, RewardOptions]) -> RewardSet:
-    """The rewards of a config."""
+def make_rewards(rewards: Mapping[str, RewardOptions], cache: Path | None = None) -> RewardSet:
+    """The rewards of a config, with a cache of their scores in a folder."""
     from .reward import RewardSet
 
-    return RewardSet.from_config({name: options.model_dump() for name, options in rewards.items()})
+    made = RewardSet.from_config({name: options.model_dump() for name, options in rewards.items()})
+    if cache is None:
+        return made
+    from .reward_cache import with_cache
+
+    return with_cache(made, {name: options.model_dump(exclude={"weight"}) for name, options in rewards.items()}, cache)
 
 
 def make_kernel(policy: PolicyConfig) -> Kernel:
@@ -239,11 +253,13 @@ def make_kernel(policy: PolicyConfig) -> Kernel:
     return KERNELS[policy.kernel]() if policy.kernel == "ode" else KERNELS[policy.kernel](policy.noise_level)
 
 
-def make_advantage(advantage: Plugin) -> Callable[..., Any]:
-    """The advantage of a config, ``f(scores, weights)``, its options bound."""
-    function: Callable[..., Any] = plugins.load("advantages", advantage.name)
-    plugins.check_options(function, advantage.options, f"advantage {advantage.name}", given=2)
-    return partial(function, **advantage.options)
+def make_advantage(
+    advantage: Plugin, shaping: Sequence[Plugin] = (), rewards: Mapping[str, RewardOptions] | None = None
+) -> Callable[..., Any]:
+    """The advantage of a config, ``f(scores, weights)``, after its shapings, with all options bound and tried out."""
+    from .composition import compose
+
+    return compose(advantage, shaping, {name: options.weight for name, options in (rewards or {}).items()})
 
 
 def make_objective(objective: Plugin) -> Objective:
@@ -311,6 +327,20 @@ def check_transitions(name: str, objective: Objective, kernel: Kernel) -> None:
             f"objective {name} trains on stochastic transitions, and kernel {kernel.name} with "
             "noise_level 0 has none; write policy.kernel: flow_sde, or an objective that needs none, such as nft."
         )
+
+
+def check_gradients(config: RunConfig, objective: Objective, rewards: RewardSet) -> None:
+    """An objective that scores pictures of its own needs whole trajectories, and perhaps rewards with gradients."""
+    name = config.objective.name
+    if objective.keep_steps(config.policy.steps):
+        if config.shaping:
+            raise UserError(f"shaping: objective {name} takes the rewards themselves; leave it out.")
+        if config.policy.branch is not None:
+            raise UserError(f"policy.branch: objective {name} finishes every sample's own trajectory; leave it out.")
+    if objective.differentiates:
+        from .reward_gradients import check_differentiable
+
+        check_differentiable(name, rewards)
 
 
 def check_disk(config: RunConfig, model: str) -> None:

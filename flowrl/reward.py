@@ -108,6 +108,20 @@ class RewardBatch:
         )
 
 
+class Unscored(Exception):
+    """Raised by a reward that knows why it could not score some samples: they are NaN, and it is not asked again.
+
+    Attributes:
+        reason: why not.
+        scores: `[B]`, NaN where there is none; None if there are none at all.
+    """
+
+    def __init__(self, reason: str, scores: Tensor | None = None) -> None:
+        """Could not score for ``reason``; ``scores`` are of the samples that could be."""
+        super().__init__(reason)
+        self.reason, self.scores = reason, scores
+
+
 class Reward(ABC):
     """A reward that describes itself. Only ``__call__`` must be written; set what differs from the defaults.
 
@@ -135,6 +149,13 @@ class Reward(ABC):
     for videos cannot score an image."""
     differentiable: bool = False
     """Whether gradients reach the images."""
+    thread_safe: bool = True
+    """Whether it may be called by another thread than the main one, while that draws pictures. False for one that
+    uses what a process has once, such as the global random generators; it is called after the rollout."""
+    cacheable: bool = True
+    """Whether a score depends on the sample alone (picture, prompt, metadata, ``fps``), and is the same each time."""
+    extra: str = ""
+    """The extra of flowrl that brings the packages it needs, as in ``pip install 'flowrl[ocr]'``."""
     license: str = ""
     """Of the weights, as an SPDX expression."""
     source: str = ""
@@ -144,8 +165,9 @@ class Reward(ABC):
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score a batch: `[B]` raw scores, NaN for a sample that cannot be scored.
 
-        Whatever it raises is held against the samples that raise it alone too. A :class:`~flowrl.errors.RunStopped` or
-        a :class:`~flowrl.errors.UserError` is meant for the run and passes through.
+        :class:`Unscored` gives the reason for NaN, too. Whatever else it raises is held against the samples that raise
+        it alone too. A :class:`~flowrl.errors.RunStopped` or a :class:`~flowrl.errors.UserError` is meant for the run
+        and passes through.
         """
 
     def check(self, rows: Sequence[PromptRow]) -> None:
@@ -173,7 +195,8 @@ class FunctionReward(Reward):
 
     It gets its own copy of the images `[B, 3, H, W]`, so it may write into them, and returns B numbers in a tensor, an
     array, a list or a tuple; None for "could not score". If its first argument is called ``videos``, it gets whole
-    videos `[B, F, 3, H, W]` instead of frame by frame.
+    videos `[B, F, 3, H, W]` instead of frame by frame. Attributes ``thread_safe`` and ``cacheable``
+    of the function are the reward's.
 
     >>> brightness = FunctionReward(lambda images, prompts, metadata: images.mean(dim=(1, 2, 3)), name="brightness")
     >>> brightness(RewardBatch(torch.ones(2, 3, 8, 8), ["a", "b"], [{}, {}]))
@@ -190,13 +213,15 @@ class FunctionReward(Reward):
         """
         self.name = name or getattr(function, "__name__", type(function).__name__)
         plugins.check_options(function, options, f"reward {self.name!r}", given=3)
-        self._function, self._options = function, options
+        self.function, self._options = function, options
+        self.thread_safe = getattr(function, "thread_safe", True)
+        self.cacheable = getattr(function, "cacheable", True)
         self.media = "video" if next(iter(inspect.signature(function).parameters), "") == "videos" else "image"
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Call the function; what is not a number becomes NaN."""
         copies = batch.images.clone(), list(batch.prompts), [dict(row) for row in batch.metadata]
-        return read_scores(self._function(*copies, **self._options), len(batch), self.name)
+        return read_scores(self.function(*copies, **self._options), len(batch), self.name)
 
 
 @dataclass(frozen=True)
@@ -359,6 +384,8 @@ def _score(name: str, reward: Reward, batch: RewardBatch) -> tuple[Tensor, str |
         values = score(batch)
     except (RunStopped, UserError):
         raise
+    except Unscored as error:
+        return read_scores(_or_nan(error.scores, len(batch)), len(batch), name), error.reason
     except Exception as error:  # noqa: BLE001 - whatever a user's code raises: it is recorded, or stops the run
         return _score_one_by_one(name, score, batch, error)
     scores = read_scores(values, len(batch), name)
@@ -368,7 +395,16 @@ def _score(name: str, reward: Reward, batch: RewardBatch) -> tuple[Tensor, str |
 def _by_frame(name: str, reward: Reward, batch: RewardBatch) -> Tensor:
     """The mean score `[B]` of each video's frames; NaN if one of them could not be scored."""
     frames = batch.frames()
-    return read_scores(reward(frames), len(frames), name).view(len(batch), -1).mean(dim=1)
+    try:
+        scores = read_scores(reward(frames), len(frames), name)
+    except Unscored as error:
+        scores = _or_nan(error.scores, len(frames)).view(len(batch), -1).mean(dim=1)
+        raise Unscored(error.reason, scores) from error
+    return scores.view(len(batch), -1).mean(dim=1)
+
+
+def _or_nan(scores: Tensor | None, count: int) -> Tensor:
+    return torch.full((count,), math.nan) if scores is None else scores
 
 
 def _score_one_by_one(
@@ -384,6 +420,8 @@ def _score_one_by_one(
             scores = read_scores(reward(batch.select([index])), 1, name)
         except (RunStopped, UserError):
             raise
+        except Unscored as own:
+            reasons.append(own.reason)
         except Exception as own:  # noqa: BLE001 - as above
             reasons.append(_describe(own))
         parts.append(scores)
@@ -406,6 +444,11 @@ def _weight(name: str, value: Any) -> float:
 
 def _build(name: str, options: Mapping[str, Any]) -> Reward:
     """The reward that a plug-in name stands for."""
+    if name.startswith(("http://", "https://")):
+        from .remote_reward import RemoteReward
+
+        plugins.check_options(RemoteReward, options, f"reward {name!r}", given=1)
+        return RemoteReward(name, **options)
     found = plugins.load("rewards", name)
     if isinstance(found, type) and issubclass(found, Reward):
         plugins.check_options(found, options, f"reward {name!r}")

@@ -288,13 +288,21 @@ class Finishing(_Walking):
         step: int,
         arrival: Tensor | None,
         arrivals_beside: Mapping[int, Tensor] | None = None,
+        jump: bool = False,
     ) -> None:
-        """Walk to ``step``; the arrivals are what the step before it returned, None if it is the first."""
+        """Walk to ``step``; the arrivals are what the step before it returned, None if it is the first.
+
+        With ``jump`` the first step there leads to the clean latents at once, and the rest is walked.
+        """
         super().__init__(kernel, step, arrival, arrivals_beside)
+        self._jump = jump
 
     def arrived(self, place: Place, x: Tensor, model_output: Tensor) -> Tensor:
         """The deterministic step."""
-        return _deterministic(self._kernel, place, x, model_output)
+        if self._jump and place.step > self._target:
+            return x
+        self.walking = self._jump
+        return _deterministic(self._kernel, kernels.to_data(place) if self._jump else place, x, model_output)
 
 
 class Probing(Session):

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -35,15 +34,19 @@ from .errors import RunStopped
 from .evaluation import Evaluation, Setting, draw, eval_batches, evaluate
 from .files import remove_unfinished
 from .objectives import Seeds, Work
+from .objectives.exchange import with_groups
 from .policy import Policy
 from .preflight import Preflight, preflight
-from .reward import RewardBatch, Scores
+from .reward import Scores
+from .reward_gradients import reward_of_pictures
 from .run import EXPORTS, RunFolder, environment
+from .scoring import Scoring, score_metrics, scores_of_step, to_score
 from .selection import Chosen
 from .session import Schedule
 from .trajectory import Rollout
 
 T = TypeVar("T")
+Rollouts = dict[int, tuple[MicroBatch, Rollout]]
 
 PATIENCE = 3
 """Steps in a row without a learning signal before a run stops itself."""
@@ -101,6 +104,8 @@ class Trainer:
         )
         fitting.fit(self.policy, config.fit, accelerator.device)
         self.objective = checked.objective
+        self._score = partial(reward_of_pictures, checked.rewards, config.policy.fps)
+        self._exchange = partial(with_groups, self.objective, self.policy, group_size=config.group_size)
         self.parameters = list(self.policy.parameters.values())
         self.optimizer = torch.optim.AdamW(self.parameters, config.learning_rate, weight_decay=config.weight_decay)
         self._decays: dict[str, Decay] = dict(self.objective.copies())
@@ -138,8 +143,8 @@ class Trainer:
         _seed_everything(sample_seed("step", self.config.seed, step))
         self._seconds.clear()
         batches = self._plan(step)
-        rollouts = self._rollouts(step, batches)
-        advantages, metrics = self._credit(batches, rollouts)
+        rollouts, scores = self._rollouts(step, batches)
+        advantages, metrics = self._credit(batches, rollouts, scores)
         metrics |= self._update(step, batches, rollouts, advantages)
         for name, decay in self._decays.items():
             self.copies[name].update(decay(step))
@@ -217,17 +222,27 @@ class Trainer:
             share_initial_noise=config.policy.share_initial_noise,
         )
 
-    def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> dict[int, tuple[MicroBatch, Rollout]]:
-        choose = partial(self._checked.selection.select, step, sample_seed("window", self.config.seed, step))
-        with self._timed("rollout"), self._behaviour():
-            return {
-                batch.index: (batch, self._rollout(batch, choose))
-                for batch in self._progress("rollout", _mine(batches))
-            }
+    def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> tuple[Rollouts, Scores]:
+        """What this process draws of a step, and the scores of what all draw."""
+        rewards, rollouts, choose = self._checked.rewards, {}, self._choice(step)
+        with Scoring(rewards) as scoring:
+            with self._timed("rollout"), self._behaviour():
+                for batch in self._progress("rollout", _mine(batches)):
+                    rollout = self._rollout(batch, choose)
+                    rollouts[batch.index] = (batch, rollout)
+                    scoring.begin(batch.index, to_score(batch, rollout, self.config.policy.fps))
+            with self._timed("score"):
+                mine = scoring.finish(partial(self._progress, "scoring"))
+                return rollouts, scores_of_step(rewards, mine)
 
     def first_rollout(self) -> tuple[MicroBatch, Rollout]:
         """The first micro-batch of the first step, sampled as in training."""
-        return self._rollouts(0, self._plan(0)[:1])[0]
+        batch = self._plan(0)[0]
+        with self._behaviour():
+            return batch, self._rollout(batch, self._choice(0))
+
+    def _choice(self, step: int) -> Callable[[Schedule], Chosen]:
+        return partial(self._checked.selection.select, step, sample_seed("window", self.config.seed, step))
 
     def _rollout(self, batch: MicroBatch, choose: Callable[[Schedule], Chosen]) -> Rollout:
         """A micro-batch, with the steps that ``choose`` says: sample by sample, or groups that branch."""
@@ -246,7 +261,8 @@ class Trainer:
             **self._call,
         }
         if policy.branch is None:
-            return self.policy.rollout(prompts, latent_seeds=batch.latent_seeds, **how)
+            keep = self.objective.keep_steps(policy.steps)
+            return self.policy.rollout(prompts, latent_seeds=batch.latent_seeds, keep_steps=keep, **how)
         at = train if policy.branch.at is None else policy.branch.at
         return rollout_tree(self.policy, prompts, tree=Tree(config.group_size, at, policy.branch.into), **how)
 
@@ -255,20 +271,11 @@ class Trainer:
         return nullcontext() if name is None else self.copies[name].active()
 
     def _credit(
-        self, batches: Sequence[MicroBatch], rollouts: dict[int, tuple[MicroBatch, Rollout]]
+        self, batches: Sequence[MicroBatch], rollouts: Rollouts, scores: Scores
     ) -> tuple[dict[int, dict[int, Tensor]], dict[str, float]]:
-        """Advantages `[B]` of every micro-batch, by how many samples share a step, from the scores of all processes."""
-        rewards = self._checked.rewards
-        mine = {}
-        with self._timed("score"):
-            for batch, rollout in self._progress("scoring", list(rollouts.values())):
-                metadata, groups = [row.metadata for row in batch.rows], torch.tensor(batch.groups)
-                scored = RewardBatch(rollout.images, list(rollout.prompts), metadata, groups, rollout.latents)
-                mine[batch.index] = rewards.score(replace(scored, fps=self.config.policy.fps))
-        merged = merge_scores(list(parallel.gather(mine).values()))
-        rewards.require_alive(merged)
-        config = self.config
-        table = rewards.combine(merged.raw).unflatten(0, (config.groups_per_step, config.group_size))
+        """Advantages `[B]` of every micro-batch, by how many samples share a step."""
+        config, rewards = self.config, self._checked.rewards
+        table = rewards.combine(scores.raw).unflatten(0, (config.groups_per_step, config.group_size))
         advantages, diagnostics = self._checked.advantage(table, rewards.weights)
         levels = advantages_by_leaves(
             advantages, table, rewards.weights, self._checked.advantage, [rollout for _, rollout in rollouts.values()]
@@ -280,16 +287,13 @@ class Trainer:
             start = part.stop
         metrics = {f"advantage/{name}": value for name, value in diagnostics.items() if not name.startswith("reward_")}
         metrics |= {"reward/mean": diagnostics["reward_mean"], "reward/std": diagnostics["reward_std"]}
-        for name, column in zip(rewards.names, merged.raw.T, strict=True):
-            metrics[f"reward/{name}/mean"] = float(column[~column.isnan()].double().mean())
-            metrics[f"reward/{name}/failures"] = float(merged.failures[name])
-        return cut, metrics
+        return cut, metrics | score_metrics(rewards, scores)
 
     def _update(
         self,
         step: int,
         batches: Sequence[MicroBatch],
-        rollouts: dict[int, tuple[MicroBatch, Rollout]],
+        rollouts: Rollouts,
         advantages: dict[int, dict[int, Tensor]],
     ) -> dict[str, float]:
         """The step's optimizer updates, each from the gradients of its share of the samples of all processes."""
@@ -298,14 +302,17 @@ class Trainer:
             pieces = {index: self._pieces(step, batch, rollout) for index, (batch, rollout) in rollouts.items()}
             lengths = parallel.gather({index: len(work) for index, work in pieces.items()})
             counts = {batch.index: len(batch.rows) for batch in batches}
+            credits = {i: credit(rollout, advantages[i], self.policy.device) for i, (_, rollout) in rollouts.items()}
             for number, share in enumerate(shares(counts, self.config.updates_per_step)):
                 total = sum((part.stop - part.start) * lengths[index] for index, part in share.items())
                 mine = [(index, piece) for index in share if index in rollouts for piece in pieces[index]]
+                works = {
+                    i: Work(own, self.copies, number == 0, by_step, score=partial(self._score, *rollouts[i]))
+                    for i, (own, by_step) in credits.items()
+                }
+                works = self._exchange({i: (rollouts[i][1], pieces[i], work) for i, work in works.items()})
                 for index, piece in self._progress("update", mine):
-                    rollout = rollouts[index][1]
-                    own, by_step = credit(rollout, advantages[index], self.policy.device)
-                    work = Work(own, self.copies, on_policy=number == 0, by_step=by_step)
-                    terms = self.objective.loss(self.policy, rollout, piece, work)
+                    terms = self.objective.loss(self.policy, rollouts[index][1], piece, works[index])
                     part = share[index]
                     (terms.loss[part].sum() / total).backward()
                     values = {"loss": terms.loss.detach(), **terms.metrics}
@@ -316,8 +323,8 @@ class Trainer:
 
     def _pieces(self, step: int, batch: MicroBatch, rollout: Rollout) -> Sequence[Any]:
         shared = sample_seed("objective", self.config.seed, step)
-        seeds = Seeds(shared, [sample_seed("objective", seed) for seed in batch.seeds])
-        return self.objective.pieces(self.policy, rollout, seeds)
+        own, groups = [sample_seed("objective", n) for n in batch.seeds], [sample_seed(shared, n) for n in batch.groups]
+        return self.objective.pieces(self.policy, rollout, Seeds(shared, own, groups))
 
     def _optimize(self, step: int) -> Tensor:
         """One optimizer update from the gradients of all processes; the gradient's norm before clipping."""
@@ -413,13 +420,6 @@ class Trainer:
         start = time.monotonic()
         yield
         self._seconds[name] += time.monotonic() - start
-
-
-def merge_scores(parts: Sequence[Scores]) -> Scores:
-    """The scores of several micro-batches as one: failures add up, the first error of a reward stays."""
-    failures = {name: sum(part.failures[name] for part in parts) for name in parts[0].failures}
-    errors = {name: message for part in reversed(parts) for name, message in part.errors.items()}
-    return Scores(torch.cat([part.raw for part in parts]), failures, errors)
 
 
 def shares(counts: Mapping[int, int], updates: int) -> list[dict[int, slice]]:

@@ -28,6 +28,8 @@ _MIN_AREA = 24
 """Smaller regions count as specks: two of them are a flaw, one may be a speck of the decoder."""
 _FOREGROUND = 0.22
 """Distance from the ground, in RGB units of [0, 1], from which a pixel belongs to an object."""
+_OVERLAP = 0.75
+"""Overlap (IoU) with a shape's template from which a region shows it."""
 _SIDE = 16
 _NAMES = tuple(world.PALETTE)
 _COLOURS = np.array([world.PALETTE[name] for name in _NAMES], dtype=np.float32) / 255
@@ -47,8 +49,8 @@ def _templates() -> dict[str, np.ndarray]:
     return {shape: world.shape_mask(shape, _SIDE) for shape in world.SHAPES}
 
 
-def _shape_of(mask: np.ndarray) -> str | None:
-    """The shape whose template overlaps best with the region, or None under an overlap (IoU) of 0.75."""
+def _shape_of(mask: np.ndarray, least: float) -> str | None:
+    """The shape whose template overlaps best with the region, or None under an overlap (IoU) of ``least``."""
     rows, columns = mask.shape
     if max(rows, columns) > 1.45 * min(rows, columns):
         return None
@@ -59,7 +61,7 @@ def _shape_of(mask: np.ndarray) -> str | None:
         for shape, template in _templates().items()
     }
     best = max(overlaps, key=lambda shape: overlaps[shape])
-    return best if overlaps[best] >= 0.75 else None
+    return best if overlaps[best] >= least else None
 
 
 def _colour_of(pixels: np.ndarray) -> str | None:
@@ -71,30 +73,34 @@ def _colour_of(pixels: np.ndarray) -> str | None:
     return _NAMES[best] if near and votes[best] >= 0.7 * len(pixels) else None
 
 
-def see(picture: np.ndarray) -> tuple[list[Seen], int]:
+def see(
+    picture: np.ndarray, *, area: int = _MIN_AREA, foreground: float = _FOREGROUND, overlap: float = _OVERLAP
+) -> tuple[list[Seen], int]:
     """Find the objects of a picture.
 
     Args:
         picture: `[H, W, 3]`, float in [0, 1].
+        area: of the smallest object, in pixels; a sixth of it is a speck.
+        foreground: distance from the ground, in RGB units of [0, 1], from which a pixel belongs to an object.
+        overlap: with a shape's template (IoU) from which an object has that shape.
 
     Returns:
         The objects, and the number of specks: regions that are too small to be one.
     """
     border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
     ground = np.median(border, axis=0)
-    foreground = np.linalg.norm(picture - ground, axis=-1) > _FOREGROUND
-    labels, _ = ndimage.label(foreground)
+    labels, _ = ndimage.label(np.linalg.norm(picture - ground, axis=-1) > foreground)
     objects, specks = [], 0
     for label, window in enumerate(ndimage.find_objects(labels), start=1):
         mask = labels[window] == label
-        area = int(mask.sum())
-        if area < _MIN_AREA:
-            specks += area >= 4
+        size = int(mask.sum())
+        if size < area:
+            specks += size >= area / 6
             continue
         core = ndimage.binary_erosion(mask)
         inside = core if core.sum() >= 8 else mask
         centre = tuple((side.start + side.stop - 1) / 2 for side in reversed(window))
-        objects.append(Seen(_colour_of(picture[window][inside]), _shape_of(mask), centre))
+        objects.append(Seen(_colour_of(picture[window][inside]), _shape_of(mask, overlap), centre))
     return objects, specks
 
 

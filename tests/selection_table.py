@@ -1,11 +1,15 @@
 """The tables of ``docs/step_selection.md``: ``python -m tests.selection_table`` writes them anew.
 
 The first shows the indices that selections return; the second counts denoiser calls of an optimizer step on the bundled
-model, which takes two minutes or so.
+model, which takes two minutes or so. The third compares what selections reach with as many denoiser calls; it takes
+some 45 minutes of a core: ``python -m tests.selection_table --reached FOLDER`` makes it, with the runs in FOLDER. Cut
+off and started again, it goes on.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +22,7 @@ from flowrl.config import PolicyConfig
 from flowrl.data import sample_seed
 from flowrl.preflight import make_selection, preflight
 from flowrl.selection import stand_in
-from flowrl.trainer import Trainer
+from flowrl.trainer import Trainer, train
 
 PAGE = Path(__file__).parent.parent / "docs" / "step_selection.md"
 STEPS = 10
@@ -56,6 +60,21 @@ BRANCHES = (
 """Values of ``policy.train_steps`` and ``policy.branch``."""
 
 
+LEARNERS = (
+    ("all", None),
+    ("{name: fraction, share: 0.6}", None),
+    ("[0, 1, 2, 3]", None),
+    ("2", None),
+    ("{name: sliding, size: 4}", None),
+    ("{name: sliding, size: 4, shift: 1, interval: 5}", None),
+    ("[0, 1, 2, 3]", "{at: [0, 1, 2]}"),
+    ("1", "{}"),
+)
+"""Values of ``policy.train_steps`` and ``policy.branch`` that are trained."""
+BUDGET = 60_000
+"""Denoiser calls of each of these runs."""
+
+
 def indices() -> str:
     """What each selection trains in a schedule of ten steps, at some training steps of a run with seed 0."""
     rows = []
@@ -70,8 +89,7 @@ def calls(overrides: tuple[str, ...] = ("groups_per_step=16", "group_size=8")) -
     """Samples through the denoiser in one optimizer step of the bundled GRPO recipe, counted."""
     rows, most = [], 0.0
     for train_steps, branch in BRANCHES:
-        change = [f"policy.train_steps={train_steps}", *([] if branch is None else [f"policy.branch={branch}"])]
-        rollout, update = count([*overrides, *change])
+        rollout, update = count([*overrides, *_change(train_steps, branch)])
         most = most or rollout + update
         share = f"{100 * (rollout + update) / most:.0f} %"
         rows.append([f"`{train_steps}`", f"`{branch}`" if branch else "", f"{rollout}", f"{update}", share])
@@ -96,10 +114,30 @@ def count(overrides: list[str]) -> tuple[int, int]:
     return seen[0], total - seen[0]
 
 
+def reached(folder: Path) -> str:
+    """Strict accuracy on held-out prompts before and after :data:`BUDGET` denoiser calls of each selection."""
+    rows = []
+    for number, (train_steps, branch) in enumerate(LEARNERS):
+        change = ["eval.every=0", "eval.samples_per_prompt=4", *_change(train_steps, branch)]
+        steps = round(BUDGET / sum(count(change)))
+        config = bundled_recipe([f"output={folder / str(number)}", f"max_steps={steps}", "trackers=[]", *change])
+        if not (config.output / "adapter").is_dir():
+            train(config, resume=True)
+        log = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
+        ends = [f"{row['eval/shapes/mean']:.3f}" for row in (log[0], log[-1])]
+        calls_made = f"{log[-1]['denoiser_calls']:,.0f}"
+        rows.append([f"`{train_steps}`", f"`{branch}`" if branch else "", f"{steps}", calls_made, *ends])
+    return _table(["`train_steps`", "`branch`", "optimizer steps", "denoiser calls", "before", "after"], rows)
+
+
 def main() -> None:
-    """Write both tables into the page."""
+    """Write the tables into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reached", type=Path, metavar="FOLDER", help="make the third table, and the others not")
+    folder = parser.parse_args().reached
+    tables = {"reached": reached(folder)} if folder else {"indices": indices(), "calls": calls()}
     text = PAGE.read_text(encoding="utf-8")
-    for name, table in (("indices", indices()), ("calls", calls())):
+    for name, table in tables.items():
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
             lambda found, table=table: found[1] + table + found[2],
@@ -107,6 +145,10 @@ def main() -> None:
             flags=re.DOTALL,
         )
     PAGE.write_text(text, encoding="utf-8")
+
+
+def _change(train_steps: str, branch: str | None) -> list[str]:
+    return [f"policy.train_steps={train_steps}", *([] if branch is None else [f"policy.branch={branch}"])]
 
 
 def _policy(train_steps: str) -> PolicyConfig:

@@ -1,19 +1,48 @@
 """Advantages by hand, and the properties that every function of the contract keeps."""
 
-import importlib
-import inspect
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl import plugins
 from flowrl.advantages import gdpo, group
+from flowrl.advantages.corr_grpo import corr_grpo
+from flowrl.advantages.dvao import dvao
+from flowrl.advantages.hero import hero
+from flowrl.advantages.max_group_std import max_group_std
+from flowrl.advantages.mc_grpo import mc_grpo
+from flowrl.advantages.opo import opo
+from flowrl.advantages.tail_rl import tail_rl
+from flowrl.advantages.uncertainty import uncertainty
+from flowrl.advantages.wapo import wapo
+from flowrl.catalogue import parts_of
 from flowrl.errors import UserError
 
-FUNCTIONS = [plugins.load("advantages", f"flowrl.advantages:{name}") for name in ("group", "gdpo")]
+FUNCTIONS = [group, gdpo]
+CENTRED = [group, gdpo, max_group_std, dvao, corr_grpo, opo, tail_rl]
+"""Those whose advantages add up to 0 in a group (for some, before the clip)."""
+
+NAMES = ("a", "b", "c")
+
+
+def named(function):
+    """The function with the options that it cannot do without, for rewards called as in NAMES."""
+    if function is hero:
+        return lambda scores, weights, **o: hero(
+            scores, weights, names=NAMES[: scores.shape[2]], verifier="a", dense="b", **o
+        )
+    if function is uncertainty:
+        return lambda scores, weights, **o: uncertainty(
+            scores, weights, names=NAMES[: scores.shape[2]], members=["a", "b"], **o
+        )
+    return function
+
+
+ALL = [max_group_std, dvao, corr_grpo, mc_grpo, opo, wapo, tail_rl, hero, uncertainty, *FUNCTIONS]
+EVERY = [pytest.param(named(function), id=function.__name__) for function in ALL]
 NAN = math.nan
 ONE = torch.ones(1)
 
@@ -231,11 +260,193 @@ def test_options_out_of_range_are_the_users(function, options, message):
 
 
 def test_the_list_of_functions_is_complete():
-    """Every public function of the module is in the list that the properties are tested over."""
-    module = importlib.import_module("flowrl.advantages")
-    public = [
-        function
-        for name, function in vars(module).items()
-        if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
-    ]
-    assert public == FUNCTIONS
+    """Every public function of the package's files is in the list that the properties are tested over."""
+    assert {function.__name__ for function in ALL} == set(parts_of("flowrl.advantages", "advantages"))
+
+
+@pytest.mark.parametrize("function", EVERY)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_all_functions_keep(function, seed):
+    """Shape, type, equivariance, dead groups and NaN: the contract, for every function."""
+    random = torch.Generator().manual_seed(seed)
+    scores = torch.rand(4, 7, 3, generator=random)
+    scores[..., 0] = scores[..., 0].round() if seed % 2 else scores[..., 0]  # a verifier, ties
+    scores[1] = 0.1  # dead
+    weights = torch.tensor([0.3, 0.7, 0.0])
+    advantages, diagnostics = function(scores, weights)
+    assert (advantages.shape, advantages.dtype) == ((4, 7), torch.float32)
+    assert (advantages[1] == 0).all()
+    assert diagnostics["dead_groups"] == 1.0
+    assert (advantages[[0, 2, 3]] != 0).any(dim=1).all()
+
+    samples, groups = torch.randperm(7, generator=random), torch.randperm(4, generator=random)
+    moved, _ = function(scores[groups][:, samples], weights)
+    torch.testing.assert_close(moved, advantages[groups][:, samples], rtol=1e-5, atol=1e-6)
+
+    watched = scores.clone()
+    watched[..., 2] = torch.tensor([NAN, math.inf, 1e30, -5.0, 0.0, 1.0, 2.0])
+    assert torch.equal(function(watched, weights)[0], advantages)
+
+    more = torch.cat([scores, torch.full((4, 1, 3), 0.9)], dim=1)
+    more[:, 7, 1] = NAN
+    more[:, 7, 0] = 1e6
+    found, diagnostics = function(more, weights)
+    torch.testing.assert_close(found[:, :7], advantages, rtol=1e-5, atol=1e-6)
+    assert (found[:, 7] == 0).all()
+    assert diagnostics["nan_samples"] == 4.0
+
+
+@pytest.mark.parametrize("function", EVERY)
+@pytest.mark.parametrize("size", [1e-30, 1e30, 3e38])
+def test_extreme_scores_stay_finite(function, size):
+    """The ends of float32, in both signs, give finite advantages; so does a step without any score."""
+    scores = torch.tensor([[[size, -size], [-size, size], [0.0, size], [size, size], [1.0, 0.0]]])
+    assert function(scores, torch.ones(2))[0].isfinite().all()
+    assert (function(torch.full((2, 3, 2), NAN), torch.ones(2))[0] == 0).all()
+    assert (function(torch.rand(2, 1, 2), torch.ones(2))[0] == 0).all()
+
+
+@pytest.mark.parametrize("function", [f for f in EVERY if f.id != "hero"])
+def test_a_shift_of_all_scores_changes_nothing(function):
+    """What all samples have in common is no news; HERO has a threshold."""
+    scores = torch.rand(3, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shifted = scores + torch.tensor([4.0, 4.0])
+    torch.testing.assert_close(
+        function(shifted, torch.ones(2))[0], function(scores, torch.ones(2))[0], rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("function", CENTRED)
+def test_groups_add_up_to_zero(function):
+    """Centred advantages push up as much as they push down."""
+    found, _ = function(torch.rand(3, 6, 2, generator=torch.Generator().manual_seed(0)), torch.ones(2), clip=None)
+    assert found.sum().abs() < 1e-4
+
+
+@pytest.mark.parametrize("function", EVERY)
+def test_a_clip_bounds_every_function(function):
+    """And a wrong one is refused."""
+    scores = torch.tensor([[[0.0, 0.0], [0.0, 0.1], [0.0, 0.2], [100.0, 300.0]]])
+    assert function(scores, torch.ones(2), clip=0.25)[0].abs().max() == 0.25
+    with pytest.raises(UserError, match="clip: wanted a number > 0 or null, got -1"):
+        function(scores, torch.ones(2), clip=-1)
+
+
+def test_max_group_std_by_hand():
+    """Stds 1/2 and 2: both groups are divided by 2; a dead group lends nothing."""
+    found, _ = max_group_std(scores_of([0, 1], [0, 4], [9, 9]), ONE, eps=0.0)
+    assert found.tolist() == [[-0.25, 0.25], [-1.0, 1.0], [0.0, 0.0]]
+    narrow, _ = max_group_std(scores_of([0, 0.5], [3, 3]), ONE, eps=0.0)  # std 1/4, not the 1 of a dead group
+    assert narrow.tolist() == [[-1.0, 1.0], [0.0, 0.0]]
+
+
+def test_dvao_by_hand():
+    """Stds .30822 and .5 share the weight as .38136 and .61864; the first sample's sum is .15 off the mean."""
+    scores = torch.tensor([[[0.2, 1.0], [0.4, 0.0], [0.9, 1.0], [0.1, 0.0]]])
+    found, _ = dvao(scores, torch.tensor([0.5, 0.5]))
+    # .5 (.30822 + .5) = .40411;  .15 / .40411 = .37119,  -.25 / .40411 = -.61864,  .5 / ..., -.4 / ...
+    assert found[0].tolist() == pytest.approx([0.37119, -0.61864, 1.23729, -0.98983], abs=1e-5)
+    parts = sum(group(scores[..., [r]], ONE, eps=0.0)[0] * v for r, v in ((0, 0.38136), (1, 0.61864)))
+    torch.testing.assert_close(found, parts, rtol=0, atol=1e-4)  # the weighted sum of the rewards' own advantages
+
+
+def test_corr_grpo_by_hand():
+    """Independent rewards are divided by sqrt(2), doubles by 2, one alone by 1."""
+    independent = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]])
+    found, _ = corr_grpo(independent, torch.ones(2), eps=0.0)
+    assert found[0].tolist() == pytest.approx([-0.70711, 0.0, 0.0, 0.70711], abs=1e-5)
+    assert corr_grpo(scores_of([0, 1]).expand(1, 2, 2), torch.ones(2), eps=0.0)[0].tolist() == [[-0.5, 0.5]]
+    assert corr_grpo(scores_of([0, 3]), ONE, eps=0.0)[0].tolist() == [[-1.5, 1.5]]
+
+
+def test_corr_grpo_caps_contradicting_rewards():
+    """1 - s and 1.1 s nearly cancel: the correlations add up to 0, and the clip holds what is left over eps."""
+    s = torch.tensor([0.0, 1.0, 2.0])
+    scores = torch.stack([1.0 - s, 1.1 * s], dim=-1)[None]
+    # Sums 1, 1.1, 1.2: the outer ones are .1 off; .1 / sqrt(1e-4) = 10, beyond 5.
+    assert corr_grpo(scores, torch.ones(2))[0][0].tolist() == pytest.approx([-5.0, 0.0, 5.0], abs=1e-4)
+
+
+def test_mc_grpo_by_hand():
+    """Median .25, median deviation .05 (+ .001): -.15 / .051 and so on, times 5 / 4 for the sample that drops out."""
+    scores = scores_of([0.1, 0.9, 0.3, 0.2, 0.25])
+    found, _ = mc_grpo(scores, ONE, clip=None)
+    wanted = [1.25 * raw for raw in (-2.94118, 12.74510, 0.98039, -0.98039, 0.0)]
+    assert found[0].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert mc_grpo(scores, ONE)[0][0, 1] == 5.0  # the clip
+    # Of an even number the median lies between two: 0, 1, 3, 9 has 2, deviations 2, 1, 1, 7 with the median 1.5.
+    even, _ = mc_grpo(scores_of([0, 1, 3, 9]), ONE, eps=0.0)
+    assert even[0].tolist() == pytest.approx([-4 / 3, -2 / 3, 2 / 3, 14 / 3], abs=1e-6)
+
+
+def test_opo_and_wapo_by_hand():
+    """0, 1, 5 less their mean 2; of these the winners alone."""
+    assert opo(scores_of([0, 1, 5]), ONE)[0].tolist() == [[-2.0, -1.0, 3.0]]
+    assert wapo(scores_of([0, 1, 5]), ONE)[0].tolist() == [[0.0, 0.0, 3.0]]
+    # Two ones of eight: each winner gets 1 - 1/4.
+    assert wapo(scores_of([1, 1] + [0] * 6), ONE)[0].tolist() == [[0.75, 0.75] + [0.0] * 6]
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        # Thresholds 0 to .5 are passed by two of three, .5 to 1 by one: 0, 3/4, 3/4 + 3/2; mean 1.
+        ([0, 0.5, 1], [-1, -0.25, 1.25]),
+        # One of four passes: 4, mean 1. Two of four: 2, mean 1, and ties are equal.
+        ([0, 0, 0, 1], [-1, -1, -1, 3]),
+        ([1, 0, 0, 1], [1, -1, -1, 1]),
+    ],
+)
+def test_tail_rl_by_hand(scores, wanted):
+    """Each threshold counts one over the share of samples that pass it."""
+    assert tail_rl(scores_of(scores), ONE)[0][0].tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+HERO = partial(hero, names=("z", "d"), verifier="z", dense="d", eps=0.0)
+
+
+def test_hero_orders_within_the_verdicts():
+    """Verdicts 0, 0, 1, 1 and d = 2, 4, 1, 5 become -.1, .1, .9, 1.1; a single group has the middle factor 1.7."""
+    scores = torch.tensor([[[0.0, 2.0], [0.0, 4.0], [1.0, 1.0], [1.0, 5.0]]])
+    found, _ = HERO(scores, torch.ones(2), width=0.1)
+    # Mean .5, deviations .6, .4, .4, .6; std sqrt((.36 + .16) / 2) = .50990.
+    wanted = [1.7 * deviation / 0.50990 for deviation in (-0.6, -0.4, 0.4, 0.6)]
+    assert found[0].tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_hero_weighs_groups_by_the_spread_of_the_dense_score():
+    """Stds 1 and 0 lie .5 beside their mean: factors .4 + 2.6 / (1 + e^-3) = 2.877 and .4 + 2.6 / (1 + e^3) = .523."""
+    scores = torch.tensor([[[0.0, 0.0], [1.0, 2.0]], [[0.0, 1.0], [1.0, 1.0]]])
+    found, _ = HERO(scores, torch.ones(2))
+    assert found.flatten().tolist() == pytest.approx([-2.87669, 2.87669, -0.52331, 0.52331], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dense": "e"}, "'e' is no reward of this run. Known: z, d."),
+        ({"dense": "z"}, "at least 2 rewards, each once"),
+        ({"width": 0.5}, "width: wanted a number between 0 and 0.5, got 0.5"),
+        ({"high": 0.1}, r"high: wanted a number >= low \(0.4\), got 0.1"),
+        ({"weights": torch.tensor([1.0, -1.0])}, "reward 'd' has the weight -1; wanted one > 0"),
+    ],
+)
+def test_hero_refuses_what_it_cannot_combine(options, message):
+    """Names, constants and weights come from a config."""
+    with pytest.raises(UserError, match=message):
+        HERO(torch.rand(1, 2, 2), options.pop("weights", torch.ones(2)), **options)
+
+
+def test_hero_refuses_a_third_reward():
+    """Its weight would do nothing."""
+    with pytest.raises(UserError, match="give 'c' the weight 0"):
+        hero(torch.rand(1, 2, 3), torch.ones(3), names=NAMES, verifier="a", dense="b")
+
+
+def test_uncertainty_by_hand():
+    """Members differ by 0 and 2 on two samples: u = 0 and sqrt(2), mean sqrt(2) / 2, factors 1 and e^-2."""
+    scores = torch.tensor([[[0.0, 0.0], [0.0, 2.0]]])
+    found, _ = uncertainty(scores, torch.ones(2), names=["a", "b"], members=["a", "b"], eps=0.0)
+    assert found[0].tolist() == pytest.approx([-1.0, math.exp(-2)], abs=1e-6)
+    with pytest.raises(UserError, match="members: wanted at least 2 rewards, each once"):
+        uncertainty(scores, torch.ones(2), names=["a", "b"], members=["a"])

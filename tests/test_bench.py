@@ -2,12 +2,14 @@
 
 import json
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flowrl import bench
 from flowrl.errors import UserError
+from flowrl.reward import RewardBatch
 
 from . import runs
 
@@ -118,6 +120,33 @@ def test_throughput_goes_on_without_a_signal(tiny_bench, monkeypatch):
 
     monkeypatch.setattr(tiny_bench.trainer, "step", idle)
     assert [measure.name for measure in bench.throughput(tiny_bench)][-1] == "whole steps"
+
+
+def test_overlap_compares_a_waiting_judge_with_none(tiny_bench, monkeypatch):
+    """Steps without and with a wait take turns; the wait of all parts together is the rollout just before."""
+    waits, steps = [], []
+
+    class Fake:
+        counters = SimpleNamespace(idle=2)
+
+        def __init__(self, config, rewards):
+            self.config, (self.judge,) = config, rewards.rewards
+
+        def step(self):
+            steps.append(self.judge.seconds)
+            assert self.config.micro_batch_size == 1  # 8 pictures are no 16 parts
+            return {"seconds/rollout": 4.0, "seconds/score": 0.5 if self.judge.seconds else 0.0}
+
+    monkeypatch.setattr(tiny_bench, "trainer_of", Fake)
+    ratio, alone, both = bench.overlap(tiny_bench)
+    assert steps == [0.0, 4.0 / 8] * 2  # a warm-up, and one repetition
+    assert (ratio.median, ratio.bound) == (4.5 / 4.0, 1.15)
+    assert (alone.median, both.median) == (4.0, 4.5)
+    monkeypatch.setattr(bench.time, "sleep", waits.append)
+    judge = bench.Waiting()
+    judge.seconds = 0.25
+    assert judge(RewardBatch(torch.full((1, 3, 4, 4), 0.5), ["a"], [{}])).tolist() == [0.5]
+    assert waits == [0.25]
 
 
 def test_replay_needs_transitions(model, tmp_path):

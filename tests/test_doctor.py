@@ -8,7 +8,9 @@ import torch
 
 from flowrl import doctor
 from flowrl.config import RewardOptions, RunConfig
-from flowrl.doctor import Finding, check_reward, diagnose
+from flowrl.doctor import diagnose
+from flowrl.findings import Finding
+from flowrl.reward_checks import check_reward
 
 REWARDS = """
 import torch

@@ -11,7 +11,7 @@ import torch
 from flowrl import advantages
 from flowrl.data import PromptRow
 from flowrl.errors import RunStopped, UserError
-from flowrl.reward import FunctionReward, Reward, RewardBatch, RewardSet, read_scores
+from flowrl.reward import FunctionReward, Reward, RewardBatch, RewardSet, Unscored, read_scores
 
 
 def batch_of(values) -> RewardBatch:
@@ -468,3 +468,31 @@ def test_function_of_videos_gets_them_whole():
     assert rewards.score(RewardBatch(clips, ["a"], [{}])).raw.item() == pytest.approx(0.25)
     with pytest.raises(UserError, match=r"reward 'change' scores videos, and the pipeline draws single pictures"):
         rewards.score(RewardBatch(clips[:, 0], ["a"], [{}]))
+
+
+@pytest.mark.parametrize("scores", [None, torch.tensor([1.0, math.nan])])
+def test_a_reward_says_why_it_cannot_score(scores):
+    """It is asked once, what it could score stays, and its reason is the one that is recorded."""
+    calls = []
+
+    def judge(images, prompts, metadata):
+        calls.append(len(images))
+        raise Unscored("no face in it", scores)
+
+    found = set_of(judge=judge).score(batch_of([0.5, 0.5]))
+    wanted = torch.tensor([[math.nan if scores is None else 1.0], [math.nan]])
+    torch.testing.assert_close(found.raw, wanted, equal_nan=True)
+    assert (calls, found.errors) == ([2], {"judge": "no face in it"})
+    assert found.failures == {"judge": 2 if scores is None else 1}
+
+
+def test_reasons_of_frames():
+    """Of two clips of two frames, the one with a frame that could not be scored is NaN, for the frame's reason."""
+
+    def judge(images, prompts, metadata):
+        raise Unscored("no face in it", torch.tensor([1.0, 3.0, 5.0, math.nan]))
+
+    clips = RewardBatch(torch.rand(2, 2, 3, 4, 4), ["a", "b"], [{}, {}])
+    found = set_of(judge=judge).score(clips)
+    torch.testing.assert_close(found.raw, torch.tensor([[2.0], [math.nan]]), equal_nan=True)
+    assert found.errors == {"judge": "no face in it"}

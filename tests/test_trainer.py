@@ -15,8 +15,7 @@ from flowrl import trainer
 from flowrl.config import RunConfig
 from flowrl.errors import RunStopped
 from flowrl.objectives import Objective, Terms
-from flowrl.reward import Scores
-from flowrl.trainer import learning_rate, merge_scores, shares, summary_line
+from flowrl.trainer import learning_rate, shares, summary_line
 
 from . import runs
 
@@ -107,20 +106,6 @@ def test_the_learning_rate_reaches_the_optimizer(made):
         rates.append(run.optimizer.param_groups[0]["lr"])
     # Half of the warm-up; one of two steps of the half-life gone; a whole half-life gone.
     assert rates == pytest.approx([0.005, 0.01 * 0.5**0.5, 0.005])
-
-
-def test_merged_scores_by_hand():
-    """Rows stand one below the other, failures add up, and the first error of a reward stays."""
-    parts = [
-        Scores(torch.tensor([[1.0, 2.0]]), {"a": 0, "b": 0}, {}),
-        Scores(torch.tensor([[math.nan, 3.0], [4.0, math.nan]]), {"a": 1, "b": 1}, {"b": "first of b"}),
-        Scores(torch.tensor([[math.nan, math.nan]]), {"a": 1, "b": 1}, {"a": "first of a", "b": "second of b"}),
-    ]
-    merged = merge_scores(parts)
-    wanted = torch.tensor([[1.0, 2.0], [math.nan, 3.0], [4.0, math.nan], [math.nan, math.nan]])
-    torch.testing.assert_close(merged.raw, wanted, equal_nan=True)
-    assert merged.failures == {"a": 2, "b": 2}
-    assert merged.errors == {"a": "first of a", "b": "first of b"}
 
 
 def test_summary_line_by_hand():

@@ -54,7 +54,7 @@ class GRPO(base.Objective):
         """The last step of a schedule ends on clean data and has no noise, so there must be one before it."""
         if steps < 2:
             raise UserError(
-                "policy.steps is 1: the only step has no noise, so grpo has nothing to train; write 2 or more."
+                f"policy.steps is 1: the only step has no noise, so {self.name} has nothing to train; write 2 or more."
             )
 
     def model_calls(self, trained_steps: int) -> int:
@@ -68,20 +68,37 @@ class GRPO(base.Objective):
     def loss(self, policy: Policy, rollout: Rollout, piece: int, work: base.Work) -> base.Terms:
         """The clipped surrogate of one step of the schedule."""
         options = self.options
-        replay = policy.replay(rollout, piece)
-        log_ratio = replay.log_prob - rollout.transitions[piece].log_prob
-        if work.on_policy:
-            check_on_policy(log_ratio, piece, policy.dtype)
-        advantages = work.advantages_at(piece).clamp(-options.advantage_clip, options.advantage_clip)
-        loss = clipped_surrogate(log_ratio, advantages, options.clip_range)
-        if options.noise_weighting:
-            loss = loss * noise_weight([policy.kernel.std(place) for place in rollout.places], piece)
+        log_ratio, replay = self.ratio(policy, rollout, piece, work)
+        advantages = self.advantages(rollout, piece, work).clamp(-options.advantage_clip, options.advantage_clip)
+        loss = self.weight(policy, rollout, piece) * self.surrogate(log_ratio, advantages)
         metrics = ratio_metrics(log_ratio.detach(), advantages, options.clip_range)
         if options.beta > 0:
             divergence = kernels.kl(replay.mean, _reference(policy, rollout, piece).mean, replay.std, policy.reduction)
             loss = loss + options.beta * divergence
             metrics["kl/reference"] = divergence.detach()
         return base.Terms(loss, metrics)
+
+    def advantages(self, rollout: Rollout, step: int, work: base.Work) -> Tensor:
+        """Advantages `[B]` of a step."""
+        return work.advantages_at(step)
+
+    def ratio(self, policy: Policy, rollout: Rollout, step: int, work: base.Work) -> tuple[Tensor, Replay]:
+        """Log-probability ratio `[B]` of a recorded step to the rollout's weights, and the replay it comes from."""
+        replay = policy.replay(rollout, step)
+        log_ratio = replay.log_prob - rollout.transitions[step].log_prob
+        if work.on_policy:
+            check_on_policy(log_ratio, step, policy.dtype)
+        return log_ratio, replay
+
+    def weight(self, policy: Policy, rollout: Rollout, step: int) -> float:
+        """What the surrogate of a step is multiplied by."""
+        if not self.options.noise_weighting:
+            return 1.0
+        return noise_weight([policy.kernel.std(place) for place in rollout.places], step)
+
+    def surrogate(self, log_ratio: Tensor, advantages: Tensor) -> Tensor:
+        """The policy's part of the loss, `[B]`."""
+        return clipped_surrogate(log_ratio, advantages, self.options.clip_range)
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:

@@ -2,8 +2,8 @@
 
     python -m flowrl.pipelines.shapes.train_wan --out assets/shapes-wan
 
-Two stages on one core of a CPU, about an hour in all: an ``AutoencoderKLWan`` (pixel loss on freshly rendered clips of
-:mod:`.clips`), then the Wan transformer with its UMT5 text encoder (rectified-flow matching on encoded clips; "Wan:
+Two stages on one core of a CPU, about 40 minutes in all: an ``AutoencoderKLWan`` (pixel loss on freshly rendered clips
+of :mod:`.clips`), then the Wan transformer with its UMT5 text encoder (rectified-flow matching on encoded clips; "Wan:
 Open and Advanced Large-Scale Video Generative Models", https://arxiv.org/abs/2503.20314). Each stage is seeded and logs
 its loss to ``training_log.csv`` beside the weights. Training stops early on purpose: reward tuning needs a model that
 is believable and imperfect.
@@ -105,16 +105,17 @@ def train_vae(out: Path, log: Log, *, steps: int, cycles: int = 1, batch: int = 
     The learning rate falls in each of the cycles anew ("SGDR", Loshchilov and Hutter, https://arxiv.org/abs/1608.03983);
     a cycle depends on the weights of the one before and on nothing else of it.
     """
+    torch.manual_seed(seed)
+    vae = build_vae()
     for cycle in range(cycles):
-        torch.manual_seed(seed + 1000 * cycle)
-        vae = build_vae() if cycle == 0 else vae
-        train_cycle(vae, log, f"vae {cycle}" if cycle else "vae", steps=steps, batch=batch, seed=seed + 1000 * cycle)
+        train_cycle(vae, log, cycle, steps=steps, batch=batch, seed=seed)
         save_vae(vae, out, seed)
 
 
-def train_cycle(vae: AutoencoderKLWan, log: Log, stage: str, *, steps: int, batch: int, seed: int) -> None:
-    """Minimise the error of what the autoencoder restores."""
-    rng = np.random.default_rng(seed)
+def train_cycle(vae: AutoencoderKLWan, log: Log, cycle: int, *, steps: int, batch: int, seed: int) -> None:
+    """Minimise the error of what the autoencoder restores; the log counts the steps of all cycles."""
+    torch.manual_seed(seed + 1000 * cycle)
+    rng = np.random.default_rng(seed + 1000 * cycle)
     optimizer = torch.optim.AdamW(vae.train().parameters(), lr=3e-3, weight_decay=1e-4)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 50))
     for step in range(steps):
@@ -128,7 +129,7 @@ def train_cycle(vae: AutoencoderKLWan, log: Log, stage: str, *, steps: int, batc
         rates.step()
         optimizer.zero_grad()
         if step % 50 == 0 or step == steps - 1:
-            log.row(stage, step, loss.item())
+            log.row("vae", cycle * steps + step, loss.item())
 
 
 def save_vae(vae: AutoencoderKLWan, out: Path, seed: int) -> None:
@@ -162,7 +163,7 @@ def encode_text(encoder: UMT5EncoderModel, tokens: torch.Tensor, mask: torch.Ten
     return F.pad(states, (0, 0, 0, length - tokens.shape[1]))
 
 
-def train_flow(out: Path, log: Log, schedule: Schedule, *, count: int, seed: int, batch: int = 64) -> None:
+def train_flow(out: Path, log: Log, schedule: Schedule, *, count: int, seed: int, batch: int = 32) -> None:
     """Train transformer and text encoder together on encoded clips, and save the pipeline from their EMA."""
     torch.manual_seed(seed)
     vae = AutoencoderKLWan.from_pretrained(out / "vae").eval()
@@ -223,16 +224,16 @@ def main() -> None:
     parser.add_argument("--stage", choices=["all", "vae", "flow"], default="all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae-steps", type=int, default=1500, help="of each cycle")
-    parser.add_argument("--vae-cycles", type=int, default=3)
-    parser.add_argument("--stop", type=int, default=3000, help="steps of the flow stage")
-    parser.add_argument("--clips", type=int, default=20000)
+    parser.add_argument("--vae-cycles", type=int, default=2)
+    parser.add_argument("--flow-steps", type=int, default=4000)
+    parser.add_argument("--clips", type=int, default=8000)
     parser.add_argument("--minutes", type=float, default=90.0, help="upper bound for the flow stage")
     arguments = parser.parse_args()
     log = Log(arguments.out / "training_log.csv")
     if arguments.stage != "flow":
         train_vae(arguments.out, log, steps=arguments.vae_steps, cycles=arguments.vae_cycles, seed=arguments.seed)
     if arguments.stage != "vae":
-        schedule = Schedule(6000, rate=1.5e-3, minutes=arguments.minutes, stop=arguments.stop)
+        schedule = Schedule(arguments.flow_steps, rate=1.5e-3, minutes=arguments.minutes)
         train_flow(arguments.out, log, schedule, count=arguments.clips, seed=arguments.seed)
 
 

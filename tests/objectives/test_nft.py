@@ -61,6 +61,36 @@ def test_the_old_policy_follows_by_its_options():
     assert [decay(step) for step in (0, 75, 76, 1000)] == pytest.approx([0.0, 0.0, 0.0075, 0.999])
 
 
+def test_published_schedules_of_the_old_policy():
+    """Three types in the authors' code: always the current one; up to .5; late, and up to .999."""
+    types = {
+        0: {"decay_slope": 0.0},
+        1: {"decay_slope": 0.001, "decay_max": 0.5},
+        2: {"decay_slope": 0.0075, "decay_max": 0.999, "decay_start": 75},
+    }
+    found = {kind: nft.NFT(**options).copies()["old"] for kind, options in types.items()}
+    assert [found[0](step) for step in (0, 1000)] == [0.0, 0.0]
+    assert [found[1](step) for step in (0, 200, 1000)] == pytest.approx([0.0, 0.2, 0.5])
+    assert [found[2](step) for step in (75, 95, 1000)] == pytest.approx([0.0, 0.15, 0.999])
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("all", [-2.0, 0.0, 0.5]),
+        ("positive_only", [0.0, 0.0, 0.5]),
+        ("negative_only", [-2.0, 0.0, 0.0]),
+        ("one_only", [0.0, 0.0, 1.0]),
+        ("binary", [-1.0, 0.0, 1.0]),
+    ],
+)
+def test_advantage_modes_by_hand(mode, wanted):
+    """What counts of -2, 0 and 1/2; a sample without a score, 0, never counts."""
+    assert nft.chosen(torch.tensor([-2.0, 0.0, 0.5]), mode).tolist() == wanted
+    p = nft.optimality(nft.chosen(torch.tensor([-2.0, 0.0, 0.5]), mode), 2.0)
+    assert p.tolist() == pytest.approx([0.5 + value / 4 for value in wanted])
+
+
 def test_more_noise_levels_than_steps_are_refused():
     """A sample's noise levels differ, so there must be enough of them."""
     with pytest.raises(UserError, match=r"objective.times: 6 .* policy.steps is 5"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +15,24 @@ from flowrl.adapters import WeightCopy
 from flowrl.config import ObjectiveConfig, RunConfig
 from flowrl.errors import UserError
 from flowrl.objectives import Objective, Seeds, Work
+from flowrl.objectives.exchange import with_groups
 from flowrl.preflight import make_objective
 
 from .. import tiny
 
 OBJECTIVES = plugins.known("objectives")
+METHODS = Path(__file__).parent.parent.parent / "docs" / "methods"
 SEEDS = (10, 11, 12, 13)
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5, -2.0])
+ATTRACTED = ("rwr", "best_of_group")
+"""Regressions on the policy's own samples: what comes closer to the good ones may come closer to a bad one too."""
 
 pytestmark = pytest.mark.parametrize("name", OBJECTIVES)
+
+
+def brightness(images):
+    """A reward with gradients: the mean of the pixels."""
+    return images.mean(dim=(1, 2, 3))
 
 
 class Scene:
@@ -46,7 +56,8 @@ class Scene:
         """A micro-batch of samples ``start`` to ``stop`` of the four, recorded as far as the objective wants it."""
         call = tiny.arguments("sd3", guided=self.guided, count=4, seeds=SEEDS)
         call |= {"prompts": call["prompts"][start:stop], "seeds": SEEDS[start:stop]}
-        rollout = self.policy.rollout(**call, train_steps="all" if self.objective.transitions else ())
+        train, keep = "all" if self.objective.transitions else (), self.objective.keep_steps(tiny.STEPS)
+        rollout = self.policy.rollout(**call, train_steps=train, keep_steps=keep)
         return rollout, self.pieces(rollout, range(start, stop))
 
     def pieces(self, rollout, numbers=range(4), step=7, offset=100):
@@ -54,16 +65,34 @@ class Scene:
         seeds = Seeds(step, [offset + number for number in numbers])
         return self.objective.pieces(self.policy, rollout, seeds)
 
+    def all_terms(self, batches, *, on_policy=False):
+        """Loss and metrics of every piece of several micro-batches, whose samples are one group.
+
+        Args:
+            batches: rollout, pieces and advantages of each.
+            on_policy: whether the weights are those of the rollouts.
+        """
+        parts = {
+            index: (rollout, pieces, Work(advantages, self.copies, on_policy, score=brightness))
+            for index, (rollout, pieces, advantages) in enumerate(batches)
+        }
+        works = with_groups(self.objective, self.policy, parts, sum(len(rollout) for rollout, _, _ in batches))
+        return [
+            [self.objective.loss(self.policy, rollout, piece, works[index]) for piece in pieces]
+            for index, (rollout, pieces, _) in parts.items()
+        ]
+
     def terms(self, rollout, pieces, advantages=ADVANTAGES, *, on_policy=False):
-        """Loss and metrics of every piece."""
-        work = Work(advantages, self.copies, on_policy)
-        return [self.objective.loss(self.policy, rollout, piece, work) for piece in pieces]
+        """Loss and metrics of every piece of a micro-batch that is a group."""
+        return self.all_terms([(rollout, pieces, advantages)], on_policy=on_policy)[0]
 
     def gradients(self, rollout, pieces, advantages=ADVANTAGES, *, on_policy=False):
         """The gradient of every parameter, of the mean over samples and pieces."""
-        terms = self.terms(rollout, pieces, advantages, on_policy=on_policy)
-        loss = torch.stack([term.loss for term in terms]).mean()
-        return torch.autograd.grad(loss, self.parameters)
+        return self.gradients_of(self.terms(rollout, pieces, advantages, on_policy=on_policy))
+
+    def gradients_of(self, terms):
+        """The same, of terms that are there."""
+        return torch.autograd.grad(torch.stack([term.loss for term in terms]).mean(), self.parameters)
 
     def move(self):
         """Change the LoRA a little, so that the weights are no longer those of the rollout."""
@@ -123,13 +152,15 @@ def test_losses_and_gradients_do_not_depend_on_the_cut(name, guided):
     scene.move()
     parts = [slice(0, 4), slice(0, 2), slice(2, 4)]
     cases = [(*batch, ADVANTAGES[part]) for batch, part in zip(batches, parts, strict=True)]
-    whole, first, second = ([term.loss.detach() for term in scene.terms(*case)] for case in cases)
-    for losses in zip(whole, first, second, strict=True):
-        torch.testing.assert_close(torch.cat(losses[1:]), losses[0], rtol=1e-5, atol=1e-6)
-    of_whole, *of_halves = (scene.gradients(*case) for case in cases)
+    everything = [*scene.all_terms(cases[:1]), *scene.all_terms(cases[1:])]
+    for terms in zip(*everything, strict=True):
+        whole, *halves = (term.loss.detach() for term in terms)
+        # A beta of 100 magnifies rounding, and so does the division of gains by their spread of 1e-3.
+        torch.testing.assert_close(torch.cat(halves), whole, rtol=3e-4, atol=1e-5)
+    of_whole, *of_halves = (scene.gradients_of(terms) for terms in everything)
     for gradient, one, other in zip(of_whole, *of_halves, strict=True):
         assert gradient.abs().max() > 0
-        torch.testing.assert_close((one + other) / 2, gradient, rtol=1e-4, atol=float(gradient.abs().max()) * 1e-4)
+        torch.testing.assert_close((one + other) / 2, gradient, rtol=1e-4, atol=float(gradient.abs().max()) * 1e-3)
 
 
 def test_pieces_come_from_their_seeds_alone(name):
@@ -143,7 +174,10 @@ def test_pieces_come_from_their_seeds_alone(name):
 
 
 def test_no_two_samples_share_their_noise(name):
-    """What is drawn for a sample differs from what another gets, and from what it gets by another seed."""
+    """What is drawn for a sample differs from what another gets, and from what it gets by another seed.
+
+    Where the samples of a group share their noise by design, it is one for the four of them, by the group's seed.
+    """
     scene = Scene(name)
     rollout, pieces = scene.batch()
     others = scene.pieces(rollout, offset=200)
@@ -157,13 +191,18 @@ def test_no_two_samples_share_their_noise(name):
         if tensor.shape == rollout.latents.shape
     ]
     assert noise
+    if getattr(scene.objective, "shared", False):
+        assert_equal(others, pieces)
+        noise = [rows[:1] for rows in noise] + [scene.pieces(rollout, step=8)[0].eps[:1].flatten(1)]
+        noise = [torch.cat(noise)]
     for rows in noise:
         assert torch.cdist(rows, rows).fill_diagonal_(torch.inf).min() > 1
 
 
 def test_the_loss_is_one_number_a_sample_and_metrics_have_no_gradient(name):
-    """The loss is `[B]` float32 with gradients; metrics are `[B]` or 0-dim, finite, and hold no graph."""
+    """The loss is `[B]` float32 with gradients; metrics are `[B]` or 0-dim, finite, without graph, and documented."""
     scene = Scene(name)
+    page = (METHODS / f"{name}.md").read_text(encoding="utf-8")
     rollout, pieces = scene.batch()
     assert pieces
     for terms in scene.terms(rollout, pieces, on_policy=True):
@@ -172,6 +211,7 @@ def test_the_loss_is_one_number_a_sample_and_metrics_have_no_gradient(name):
         assert terms.loss.requires_grad
         assert terms.metrics
         for metric, value in terms.metrics.items():
+            assert f"`{metric}`" in page
             assert not value.requires_grad, metric
             assert value.shape in ((), (4,)), metric
             assert value.isfinite().all(), metric
@@ -201,19 +241,36 @@ def closeness(policy, rollout):
     return -error
 
 
+def climbed(policy, rollout):
+    """The reward of each sample's picture, finished from the last step on, `[B]`."""
+    last = len(rollout.places) - 1
+    return brightness(policy.finish(rollout, last))
+
+
 @pytest.mark.parametrize("advantages", [(1.0, -1.0), (-1.0, 1.0)])
 def test_a_step_raises_the_better_of_two_samples_and_lowers_the_worse(name, advantages):
-    """A small step against the gradient brings the policy closer to the good sample, and away from the bad one."""
+    """A small step against the gradient brings the policy closer to the good sample, and away from the bad one.
+
+    Where objectives only attract, the good sample still gains more. Those that climb the reward itself raise it.
+    """
+    if name == "stepwise_grpo":
+        pytest.skip("its advantages are its own, step by step: see test_stepwise_grpo.py")
     scene = Scene(name)
     rollout, pieces = scene.batch(0, 2)
     gradients = scene.gradients(rollout, pieces, torch.tensor(advantages), on_policy=True)
     norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
     with torch.no_grad():
-        before = closeness(scene.policy, rollout)
+        measure = climbed if scene.objective.differentiates else closeness
+        before = measure(scene.policy, rollout)
         for parameter, gradient in zip(scene.parameters, gradients, strict=True):
             parameter.sub_(0.05 * gradient / norm)
-        change = closeness(scene.policy, rollout) - before
-    assert torch.equal(change.sign(), torch.tensor(advantages))
+        change = measure(scene.policy, rollout) - before
+    if scene.objective.differentiates:
+        assert (change > 0).all()
+        return
+    better, worse = change[torch.tensor(advantages).argsort(descending=True)].tolist()
+    assert better > max(worse, 0)
+    assert worse < 0 or name in ATTRACTED
 
 
 def test_two_updates_move_every_lora_tensor_and_not_the_reference(name):

@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import AutoencoderKLWan, WanPipeline
 
 from flowrl.pipelines.shapes import clips, train, train_wan
 
@@ -35,6 +35,19 @@ def test_two_steps_of_training_make_a_pipeline_that_loads(made, tmp_path):
     for name in ("vae", "transformer", "text_encoder"):
         for ours, theirs in zip(getattr(pipe, name).parameters(), getattr(again, name).parameters(), strict=True):
             assert torch.equal(ours, theirs)
+
+
+def test_cycles_go_on_from_each_other(tmp_path):
+    """One log of both, and the second starts from the weights of the first."""
+    log = train.Log(tmp_path / "training_log.csv")
+    train_wan.train_vae(tmp_path / "one", log, steps=1, batch=2)
+    train_wan.train_vae(tmp_path / "two", log, steps=1, cycles=2, batch=2)
+    rows = list(csv.DictReader((tmp_path / "training_log.csv").read_text().splitlines()))
+    assert [(row["stage"], row["step"]) for row in rows] == [("vae", "0"), ("vae", "0"), ("vae", "1")]
+    vae = AutoencoderKLWan.from_pretrained(tmp_path / "one" / "vae")
+    train_wan.train_cycle(vae, log, 1, steps=1, batch=2, seed=0)
+    other = AutoencoderKLWan.from_pretrained(tmp_path / "two" / "vae")
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(vae.parameters(), other.parameters(), strict=True))
 
 
 def test_training_text_encoding_is_the_pipelines(made):
