@@ -243,3 +243,8 @@ class MotionReward(_TemporalReward):
     def measure(self, video: Tensor, error: Tensor) -> Tensor:
         """Nothing beside the gate."""
         return torch.ones_like(error)
+
+    def examples(self) -> tuple[RewardBatch, RewardBatch]:
+        """A texture that moves, and one that stands still; frames that have nothing in common may count as motion."""
+        good, bad = super().examples()
+        return good, bad.select([0])

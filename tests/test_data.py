@@ -1,6 +1,5 @@
 """Prompt files, and the plan of a step."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from flowrl import data
 from flowrl.data import PromptRow, load_prompts, plan_step, rows_for_step, sample_seed
 from flowrl.errors import UserError
+from flowrl.pipelines.shapes import clips
 
 SIZES = st.integers(min_value=1, max_value=40)
 
@@ -89,7 +89,7 @@ def test_missing_file_lists_the_bundled_sets(tmp_path: Path, monkeypatch, name: 
         load_prompts(name)
     assert f"there is no file {name!r}" in str(caught.value)
     assert hint in str(caught.value)
-    assert str(caught.value).endswith("Bundled: shapes_heldout, shapes_train.")
+    assert str(caught.value).endswith("Bundled: clips_heldout, clips_train, shapes_heldout, shapes_train.")
 
 
 def test_folder_and_foreign_formats_are_refused(tmp_path: Path):
@@ -222,7 +222,9 @@ def test_bundled_sets_are_plain_json():
     """A bundled line has a prompt and its kind, and nothing else."""
     for name in data.bundled_prompts():
         for row in load_prompts(name):
-            assert json.dumps(row.metadata) in ('{"kind": "single"}', '{"kind": "count"}', '{"kind": "relation"}')
+            assert list(row.metadata) == ["kind"]
+            kinds = clips.PACES if name.startswith("clips") else ("single", "count", "relation")
+            assert row.metadata["kind"] in kinds
 
 
 def test_initial_noise_is_shared_in_a_group_on_request():

@@ -95,7 +95,7 @@ def test_evaluation_rewards_of_its_own(run):
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
-        ({"rewards": {"jpg": 1.0}}, ["unknown reward 'jpg'", "Did you mean 'jpeg'?", "Known: jpeg,"]),
+        ({"rewards": {"jpg": 1.0}}, ["unknown reward 'jpg'", "Did you mean 'jpeg'?", "Known: "]),
         ({"rewards": {"jpeg": {"qualty": 3}}}, ["unknown option 'qualty'", "Did you mean 'quality'?"]),
         ({"objective": "grpoo"}, ["unknown objective 'grpoo'", "Did you mean 'grpo'?"]),
         ({"objective": {"name": "nft", "betta": 1}}, ["objective nft: unknown key 'betta'", "Did you mean 'beta'?"]),

@@ -70,7 +70,7 @@ def _run_elsewhere(*arguments, log):
 @pytest.mark.parametrize("objective", runs.OBJECTIVES)
 def test_micro_batches_change_nothing(objective, updates, size, model, tmp_path):
     """The 8 samples in one micro-batch or in several: the same noise, and only rounding differs, after three steps."""
-    settings = (f"objective.name={objective}", "max_steps=3", "eval.every=0", f"updates_per_step={updates}")
+    settings = (*_named(objective), "max_steps=3", "eval.every=0", f"updates_per_step={updates}")
     whole = runs.recipe(model, tmp_path / "whole", *settings, "micro_batch_size=8")
     cut = runs.recipe(model, tmp_path / "cut", *settings, f"micro_batch_size={size}")
     for config in (whole, cut):
@@ -82,13 +82,19 @@ def test_micro_batches_change_nothing(objective, updates, size, model, tmp_path)
 def test_two_processes_are_one(objective, model, tmp_path):
     """Equal ranks, and only rounding differs from one process, after three steps."""
     # Micro-batches of 3, 3 and 2 samples, of ranks 0, 1 and 0; updates of 2 samples each, of ranks 0, both, 1 and 0.
-    settings = (f"objective.name={objective}", "max_steps=3", "micro_batch_size=3", "updates_per_step=4")
+    settings = (*_named(objective), "max_steps=3", "micro_batch_size=3", "updates_per_step=4")
     one, two = runs.recipe(model, tmp_path / "one", *settings), runs.recipe(model, tmp_path / "two", *settings)
     runs.run_watched(one)
     runs.together(runs.run_watched, two, log=tmp_path / "log")
     ranks = [_trace(two, rank) for rank in range(2)]
     assert ranks[0]["sums"] == ranks[1]["sums"]
     _assert_same_but_for_rounding([two, two], one)
+
+
+def _named(objective):
+    """The objective, with a clip range of which no ratio is within rounding: GRPO-Guard's own is 2e-6."""
+    wide = ["objective.clip_range=0.001"] if objective == "grpo_guard" else []
+    return [f"objective.name={objective}", *wide]
 
 
 def _trace(config, rank=0):
@@ -100,7 +106,7 @@ def _assert_same_but_for_rounding(found, wanted):
     expected, traces = _trace(wanted), [_trace(config, rank) for rank, config in enumerate(found)]
     assert sorted(s for trace in traces for s in _samples(trace)) == sorted(_samples(expected))
     for trace in traces:
-        torch.testing.assert_close(torch.tensor(trace["scores"]), torch.tensor(expected["scores"]), rtol=0, atol=1e-6)
+        torch.testing.assert_close(torch.tensor(trace["scores"]), torch.tensor(expected["scores"]), rtol=0, atol=5e-6)
         # Scores of a group differ by 1e-3 or so, and that is what a rounding of 1e-7 is divided by.
         torch.testing.assert_close(
             torch.tensor(trace["advantages"]), torch.tensor(expected["advantages"]), rtol=0, atol=2e-3

@@ -159,7 +159,7 @@ def test_noise_is_standard_normal():
 
 
 def test_a_ddpm_type_model_learns_by_its_own_forward_process():
-    """Noised with the model's signal share, its prediction of the noise gives the errors of x_0, and gradients."""
+    """Noised with the model's signal share, its prediction of the noise gives the errors, and gradients."""
     policy = tiny.policy("sd15", "ddim")
     rollout, copy = _rollout(policy, pipeline="sd15"), WeightCopy(policy.parameters)
     piece = nft.NFT(times=1).pieces(policy, rollout, Seeds(0, [1, 2]))[0]
@@ -168,8 +168,8 @@ def test_a_ddpm_type_model_learns_by_its_own_forward_process():
     x_t = (1 - level**2).sqrt() * rollout.latents + level * piece.eps
     with torch.no_grad():
         eps = policy.predict(rollout, x_t, piece.sigma)
-    # x_0 is off by sigma / sqrt(1 - sigma^2) times the error of the noise.
-    error = (level / (1 - level**2).sqrt() * (piece.eps - eps)).flatten(1)
+    # sqrt(1 - sigma^2) x_0 is off by sigma times the error of the noise.
+    error = (level * (piece.eps - eps)).flatten(1)
     wanted = error.square().mean(dim=1) / error.abs().mean(dim=1)
     torch.testing.assert_close(terms.metrics["nft/positive"], wanted, rtol=1e-3, atol=0)
     terms.loss.sum().backward()

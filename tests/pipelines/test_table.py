@@ -24,7 +24,8 @@ def test_page_is_that_of_the_table():
 
 def test_table_has_every_case():
     """Each class with a case has a row with every check, and each row a case; so do the refusals."""
-    assert sorted(CONTENT["classes"]) == sorted(CASES), "run python -m tests.pipelines.table --missing"
+    here = sorted(CASES.keys() | {"ConsisIDPipeline"})  # which diffusers exports only beside OpenCV
+    assert sorted(CONTENT["classes"]) == here, "run python -m tests.pipelines.table --missing"
     assert list(CONTENT["classes"]) == sorted(CONTENT["classes"])
     assert all(list(row["checks"]) == list(CHECKS) for row in CONTENT["classes"].values())
     assert CONTENT["refused"] == table.refused()
