@@ -28,10 +28,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}.", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
-    temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
     try:
         yield temporary
-        _sync(temporary)
+        _finish(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -47,7 +46,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
-                _sync(file)
+                _finish(file)
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -74,6 +73,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync(path: Path) -> None:
+def _finish(path: Path) -> None:
+    """Make a file readable as any new file is, and see it on the disk."""
+    path.chmod(0o666 & ~_umask())  # mkstemp and safetensors make files that only their owner can read
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -6,6 +6,8 @@ import os
 import stat
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from flowrl.files import remove_unfinished, whole_file, whole_folder, write_json
 
@@ -105,12 +107,12 @@ def test_others_may_read(tmp_path):
     before = os.umask(0o022)
     try:
         with whole_file(tmp_path / "a") as temporary:
-            temporary.write_text("")
-        with whole_folder(tmp_path / "b"):
-            pass
+            save_file({"x": torch.zeros(1)}, temporary)  # which leaves a file that only its owner can read
+        with whole_folder(tmp_path / "b") as folder:
+            save_file({"x": torch.zeros(1)}, folder / "c")
     finally:
         os.umask(before)
-    assert (mode(tmp_path / "a"), mode(tmp_path / "b")) == (0o644, 0o755)
+    assert (mode(tmp_path / "a"), mode(tmp_path / "b"), mode(tmp_path / "b" / "c")) == (0o644, 0o755, 0o644)
 
 
 def test_write_json(tmp_path):

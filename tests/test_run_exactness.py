@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -21,13 +22,25 @@ def model(tmp_path_factory):
     return runs.save_model(tmp_path_factory.mktemp("tiny"))
 
 
+EVERY_KIND = ("draft", "grpo", "nft", "prdp")
+"""Gradients through the reward, transitions, final latents, and pairs: what `make test` runs of the objectives."""
+each_objective = pytest.mark.parametrize(
+    "objective",
+    [pytest.param(name, marks=[] if name in EVERY_KIND else pytest.mark.slow) for name in runs.OBJECTIVES],
+)
+
+
 @pytest.fixture(scope="module")
 def unbroken(model, tmp_path_factory):
-    """A run of four steps that nothing disturbed, for each objective."""
+    """The folder of a run of four steps that nothing disturbed, by its objective."""
     folder = tmp_path_factory.mktemp("unbroken")
-    for name in runs.OBJECTIVES:
+
+    @cache
+    def run(name):
         runs.run_watched(runs.recipe(model, folder / name, f"objective.name={name}"))
-    return {name: folder / name for name in runs.OBJECTIVES}
+        return folder / name
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +51,26 @@ def calm(model, tmp_path_factory):
     return trainer.trace
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@each_objective
 def test_stop_and_resume_is_bit_equal(objective, model, unbroken, tmp_path):
     """Four steps are two steps, a stop, and two more: weights, copies, EMA, optimizer, metrics and pictures."""
     name = f"objective.name={objective}"
     runs.train(runs.recipe(model, tmp_path / "run", name, "max_steps=2"))
     runs.train(runs.recipe(model, tmp_path / "run", name), resume=True)
-    runs.assert_same_run(tmp_path / "run", unbroken[objective])
+    runs.assert_same_run(tmp_path / "run", unbroken(objective))
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_sigkill_leaves_a_folder_that_resumes(count, model, unbroken, tmp_path):
     """Killed before a random operation on a file of the run, it resumes and ends as if nothing had happened."""
     log = tmp_path / "log"
-    operations = json.loads(runs.trace_file(unbroken["grpo"]).read_text())["operations"]
+    operations = json.loads(runs.trace_file(unbroken("grpo")).read_text())["operations"]
     assert operations > 50
     for number, moment in enumerate(random.Random(count).sample(range(operations), count)):
         config = runs.recipe(model, tmp_path / f"run{number}", "objective.name=grpo")
         assert _run_elsewhere(config, False, moment, log=log) == -9, log.read_text()
         assert _run_elsewhere(config, True, log=log) == 0, log.read_text()
-        runs.assert_same_run(config.output, unbroken["grpo"])
+        runs.assert_same_run(config.output, unbroken("grpo"))
 
 
 def _run_elsewhere(*arguments, log):
@@ -67,7 +80,7 @@ def _run_elsewhere(*arguments, log):
 
 
 @pytest.mark.parametrize(("updates", "size"), [(1, 2), (2, 3)])
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@each_objective
 def test_micro_batches_change_nothing(objective, updates, size, model, tmp_path):
     """The 8 samples in one micro-batch or in several: the same noise, and only rounding differs, after three steps."""
     settings = (*_named(objective), "max_steps=3", "eval.every=0", f"updates_per_step={updates}")
@@ -78,7 +91,7 @@ def test_micro_batches_change_nothing(objective, updates, size, model, tmp_path)
     _assert_same_but_for_rounding([cut], whole)
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@each_objective
 def test_two_processes_are_one(objective, model, tmp_path):
     """Equal ranks, and only rounding differs from one process, after three steps."""
     # Micro-batches of 3, 3 and 2 samples, of ranks 0, 1 and 0; updates of 2 samples each, of ranks 0, both, 1 and 0.
@@ -233,7 +246,7 @@ def test_a_ratio_other_than_one_stops_the_run(model, tmp_path, monkeypatch):
         trainer.step()
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@each_objective
 def test_every_lora_tensor_moves_and_the_reference_does_not(objective, model, tmp_path):
     """After two steps every adapter tensor has changed; the base model's output has not."""
     trainer = runs.watched(runs.recipe(model, tmp_path / "run", f"objective.name={objective}"))
@@ -251,7 +264,7 @@ def test_every_lora_tensor_moves_and_the_reference_does_not(objective, model, tm
         assert not torch.equal(policy.predict(rollout, rollout.latents, 0.5), base)
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@each_objective
 def test_runs_in_bfloat16(objective, model, tmp_path):
     """Two steps on a bfloat16 base leave float32 adapters that have moved."""
     trainer = runs.watched(runs.recipe(model, tmp_path / "run", f"objective.name={objective}", "model.dtype=bfloat16"))
