@@ -1,4 +1,4 @@
-"""README.md and CONTRIBUTING.md: their code runs, their recipes load, their links and commands exist."""
+"""README.md, CONTRIBUTING.md and docs/: code runs, recipes load, links and commands exist, rewards have pages."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl import kernels
+from flowrl import kernels, plugins
 from flowrl.config import load_config
 from flowrl.objectives.base import Seeds, Work
 from flowrl.policy import Policy
@@ -37,6 +37,28 @@ def run(document: str, containing: str, **names: Any) -> SimpleNamespace:
 def policy() -> Policy:
     """A tiny random SD3 pipeline as a policy."""
     return Policy(tiny.PIPELINES["sd3"](), kernel=kernels.flow_sde(0.7))
+
+
+PAGES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    """Relative links of the pages in ``docs/`` exist."""
+    path = ROOT / page
+    linked = set(re.findall(r"\]\((?!https?://)([^)#]+)\)", path.read_text(encoding="utf-8")))
+    assert [link for link in sorted(linked) if not (path.parent / link).exists()] == []
+
+
+def test_every_reward_has_a_page() -> None:
+    """The index of ``docs/rewards/`` names each built-in reward once, and its page names it too."""
+    rows = re.findall(
+        r"^\| \[\w+\]\((\w+\.md)\) \| (.*?) \|", (ROOT / "docs/rewards/README.md").read_text("utf-8"), re.M
+    )
+    listed = [(page, name) for page, names in rows for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(name for _, name in listed) == plugins.known("rewards")
+    for page, name in listed:
+        assert f"`{name}`" in (ROOT / "docs" / "rewards" / page).read_text(encoding="utf-8"), f"{page}: {name}"
 
 
 def test_readme_is_short() -> None:
