@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
@@ -36,6 +37,11 @@ ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "data" / "golden_curve.json"
 OBJECTIVES = tuple(plugins.known("objectives"))
 """Every objective, as the config knows them: a new one is in each test over all objectives by itself."""
+EVERY_KIND = ("draft", "grpo", "nft", "prdp")
+"""Gradients through the reward, transitions, final latents, and pairs: what `make test` takes through whole runs."""
+each_objective = pytest.mark.parametrize(
+    "objective", [pytest.param(name, marks=[] if name in EVERY_KIND else pytest.mark.slow) for name in OBJECTIVES]
+)
 
 PROMPTS = ("a red circle", "two blue squares", "a green triangle", "three yellow stars", "a purple circle")
 EVAL_PROMPTS = ("a blue circle", "two red squares")

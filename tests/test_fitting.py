@@ -313,7 +313,7 @@ def test_full_copies():
         assert torch.equal(policy.rollout(**call).images, before)
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@runs.each_objective
 def test_full_run_resumes_exactly_and_exports(objective, model, tmp_path):
     """Two steps and two more are four, bit for bit; the export is what `from_pretrained` reads."""
     settings = ("fit.train=full", f"objective.name={objective}", "eval.every=0", "learning_rate=1e-3")
@@ -389,7 +389,7 @@ def test_sharded_base_is_the_model_of_one_process(tmp_path):
         assert (found[name] - tensor).abs().max() <= 1e-6, name
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@runs.each_objective
 def test_run_with_a_sharded_base(objective, model, tmp_path):
     """Bit for bit the run of two processes that each hold the whole base: training, evaluations and export."""
     settings = ("eval.micro_batch_size=2", f"objective.name={objective}")

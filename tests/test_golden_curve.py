@@ -9,7 +9,7 @@ import pytest
 from . import runs
 
 
-@pytest.mark.parametrize("objective", runs.OBJECTIVES)
+@runs.each_objective
 def test_ten_steps(objective, tmp_path):
     """Rewards, losses and gradient norms are those of the file that ``python -m tests.runs`` writes anew."""
     wanted = json.loads(runs.GOLDEN.read_text())[objective]

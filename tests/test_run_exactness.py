@@ -22,14 +22,6 @@ def model(tmp_path_factory):
     return runs.save_model(tmp_path_factory.mktemp("tiny"))
 
 
-EVERY_KIND = ("draft", "grpo", "nft", "prdp")
-"""Gradients through the reward, transitions, final latents, and pairs: what `make test` runs of the objectives."""
-each_objective = pytest.mark.parametrize(
-    "objective",
-    [pytest.param(name, marks=[] if name in EVERY_KIND else pytest.mark.slow) for name in runs.OBJECTIVES],
-)
-
-
 @pytest.fixture(scope="module")
 def unbroken(model, tmp_path_factory):
     """The folder of a run of four steps that nothing disturbed, by its objective."""
@@ -51,7 +43,7 @@ def calm(model, tmp_path_factory):
     return trainer.trace
 
 
-@each_objective
+@runs.each_objective
 def test_stop_and_resume_is_bit_equal(objective, model, unbroken, tmp_path):
     """Four steps are two steps, a stop, and two more: weights, copies, EMA, optimizer, metrics and pictures."""
     name = f"objective.name={objective}"
@@ -80,7 +72,7 @@ def _run_elsewhere(*arguments, log):
 
 
 @pytest.mark.parametrize(("updates", "size"), [(1, 2), (2, 3)])
-@each_objective
+@runs.each_objective
 def test_micro_batches_change_nothing(objective, updates, size, model, tmp_path):
     """The 8 samples in one micro-batch or in several: the same noise, and only rounding differs, after three steps."""
     settings = (*_named(objective), "max_steps=3", "eval.every=0", f"updates_per_step={updates}")
@@ -91,7 +83,7 @@ def test_micro_batches_change_nothing(objective, updates, size, model, tmp_path)
     _assert_same_but_for_rounding([cut], whole)
 
 
-@each_objective
+@runs.each_objective
 def test_two_processes_are_one(objective, model, tmp_path):
     """Equal ranks, and only rounding differs from one process, after three steps."""
     # Micro-batches of 3, 3 and 2 samples, of ranks 0, 1 and 0; updates of 2 samples each, of ranks 0, both, 1 and 0.
@@ -246,7 +238,7 @@ def test_a_ratio_other_than_one_stops_the_run(model, tmp_path, monkeypatch):
         trainer.step()
 
 
-@each_objective
+@runs.each_objective
 def test_every_lora_tensor_moves_and_the_reference_does_not(objective, model, tmp_path):
     """After two steps every adapter tensor has changed; the base model's output has not."""
     trainer = runs.watched(runs.recipe(model, tmp_path / "run", f"objective.name={objective}"))
@@ -264,7 +256,7 @@ def test_every_lora_tensor_moves_and_the_reference_does_not(objective, model, tm
         assert not torch.equal(policy.predict(rollout, rollout.latents, 0.5), base)
 
 
-@each_objective
+@runs.each_objective
 def test_runs_in_bfloat16(objective, model, tmp_path):
     """Two steps on a bfloat16 base leave float32 adapters that have moved."""
     trainer = runs.watched(runs.recipe(model, tmp_path / "run", f"objective.name={objective}", "model.dtype=bfloat16"))
