@@ -8,21 +8,17 @@ and smoothness (steps of one length, no jump and no way back). They are those th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from ..data import PromptRow
-from ..errors import UserError
 from ..pipelines.shapes import clips
-from ..reward import Media, Reward, RewardBatch
+from ..reward import Media, RewardBatch
+from ._judged import JudgedReward
 from .shapes import see
 
-_MODES = ("strict", "partial")
 _SCALE = 2
 """Frames are enlarged before objects are looked for: outlines then lie between their few pixels."""
 _FOREGROUND = 0.4
@@ -118,7 +114,7 @@ def _motion(way: np.ndarray, wanted: clips.Motion) -> tuple[float, bool]:
     return direction * (0.5 + 0.5 * pace), along >= _LEAST and straight and excess <= 0
 
 
-class ClipsReward(Reward):
+class ClipsReward(JudgedReward):
     """Whether a clip of the shapes world shows what its caption asks for: :func:`judge`, ``strict`` or ``partial``.
 
     >>> good, bad = ClipsReward().examples()
@@ -128,48 +124,16 @@ class ClipsReward(Reward):
 
     name = "clips"
     media: Media = "video"
-    range = (0.0, 1.0)
-    license = "Apache-2.0"
-    source = "procedural"
+    size = clips.SIZE
 
-    def __init__(self, mode: str = "strict") -> None:
-        """``strict`` gives 0 or 1, ``partial`` a number in between for a part of what was asked for.
+    def verdict(self, pixels: np.ndarray, caption: str) -> tuple[float, float]:
+        """:func:`judge` of a clip."""
+        found = judge(pixels, caption)
+        return float(found.strict), found.partial
 
-        Raises:
-            UserError: the mode is neither.
-        """
-        if mode not in _MODES:
-            raise UserError(f"reward {self.name!r}: mode: wanted one of {', '.join(_MODES)}, got {mode!r}.")
-        self.mode = mode
-
-    def __call__(self, batch: RewardBatch) -> Tensor:
-        """The score of each clip, `[B]`, in [0, 1].
-
-        Raises:
-            ValueError: the frames are not ``clips.SIZE`` pixels wide and high; the judge's margins are in pixels.
-        """
-        height, width = batch.images.shape[-2:]
-        if (height, width) != (clips.SIZE, clips.SIZE):
-            raise ValueError(f"wanted frames of {clips.SIZE} x {clips.SIZE} pixels, got {width} x {height}")
-        videos = batch.images.permute(0, 1, 3, 4, 2).cpu().numpy()
-        verdicts = [judge(video, prompt) for video, prompt in zip(videos, batch.prompts, strict=True)]
-        scores = [float(verdict.strict) if self.mode == "strict" else verdict.partial for verdict in verdicts]
-        return torch.tensor(scores, dtype=torch.float32)
-
-    def check(self, rows: Sequence[PromptRow]) -> None:
-        """Make sure that every prompt is a caption of the world of clips.
-
-        Raises:
-            UserError: one is not; the message names file and line and shows the forms.
-        """
-        super().check(rows)
-        for row in rows:
-            try:
-                clips.parse(row.prompt)
-            except ValueError as error:
-                raise UserError(
-                    f"{row.where}: prompt: {error} (The reward {self.name!r} reads nothing else.)"
-                ) from error
+    def parse(self, caption: str) -> clips.Motion:
+        """The motion of a caption."""
+        return clips.parse(caption)
 
     def examples(self) -> tuple[RewardBatch, RewardBatch]:
         """Rendered clips, and the same clips under captions that are wrong in one word."""

@@ -8,7 +8,6 @@ Evaluating Text-to-Image Alignment", Ghosh et al., https://arxiv.org/abs/2310.11
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,14 +15,11 @@ import numpy as np
 import torch
 from PIL import Image
 from scipy import ndimage
-from torch import Tensor
 
-from ..data import PromptRow
-from ..errors import UserError
 from ..pipelines.shapes import world
-from ..reward import Reward, RewardBatch
+from ..reward import RewardBatch
+from ._judged import JudgedReward
 
-_MODES = ("strict", "partial")
 _MIN_AREA = 24
 """Smaller regions count as specks: two of them are a flaw, one may be a speck of the decoder."""
 _FOREGROUND = 0.22
@@ -158,7 +154,7 @@ def _matched(scene: world.Scene, objects: list[Seen]) -> float:
     return total
 
 
-class ShapesReward(Reward):
+class ShapesReward(JudgedReward):
     """Whether a picture of the shapes world shows what its caption asks for: :func:`judge`, ``strict`` or ``partial``.
 
     >>> good, bad = ShapesReward().examples()
@@ -167,47 +163,15 @@ class ShapesReward(Reward):
     """
 
     name = "shapes"
-    range = (0.0, 1.0)
-    license = "Apache-2.0"
-    source = "procedural"
+    size = world.SIZE
 
-    def __init__(self, mode: str = "strict") -> None:
-        """``strict`` gives 0 or 1, ``partial`` a number in between for a part of what was asked for.
+    def verdict(self, pixels: np.ndarray, caption: str) -> tuple[float, float]:
+        """:func:`judge` of a picture."""
+        return judge(pixels, caption)
 
-        Raises:
-            UserError: the mode is neither.
-        """
-        if mode not in _MODES:
-            raise UserError(f"reward {self.name!r}: mode: wanted one of {', '.join(_MODES)}, got {mode!r}.")
-        self.mode = mode
-
-    def __call__(self, batch: RewardBatch) -> Tensor:
-        """The score of each picture, `[B]`, in [0, 1].
-
-        Raises:
-            ValueError: the pictures are not ``world.SIZE`` pixels wide and high; the judge's margins are in pixels.
-        """
-        height, width = batch.images.shape[2:]
-        if (height, width) != (world.SIZE, world.SIZE):
-            raise ValueError(f"wanted pictures of {world.SIZE} x {world.SIZE} pixels, got {width} x {height}")
-        pictures = batch.images.permute(0, 2, 3, 1).cpu().numpy()
-        verdicts = [judge(picture, prompt) for picture, prompt in zip(pictures, batch.prompts, strict=True)]
-        return torch.tensor(verdicts, dtype=torch.float32).reshape(-1, 2)[:, _MODES.index(self.mode)]
-
-    def check(self, rows: Sequence[PromptRow]) -> None:
-        """Make sure that every prompt is a caption of the shapes world.
-
-        Raises:
-            UserError: one is not; the message names file and line and shows the three forms.
-        """
-        super().check(rows)
-        for row in rows:
-            try:
-                world.parse(row.prompt)
-            except ValueError as error:
-                raise UserError(
-                    f"{row.where}: prompt: {error} (The reward {self.name!r} reads nothing else.)"
-                ) from error
+    def parse(self, caption: str) -> world.Scene:
+        """The scene of a caption."""
+        return world.parse(caption)
 
     def examples(self) -> tuple[RewardBatch, RewardBatch]:
         """A rendered scene of each kind, and the same pictures under captions that are wrong in one word."""
