@@ -7,10 +7,8 @@ itself, with its diagnosis.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from enum import Enum
 from importlib.resources import as_file, files
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +23,6 @@ from .rewards_cli import rewards_app
 
 if TYPE_CHECKING:
     from .config import RunConfig
-    from .findings import Finding
     from .report import Comparison
 
 
@@ -170,8 +167,9 @@ def doctor(
 
     recipe = load_config(config, overrides or []) if config else None
     from .doctor import diagnose
+    from .findings import show
 
-    failures = show_findings(diagnose(recipe))
+    failures = show(diagnose(recipe))
     if failures:
         Console(stderr=True).print(f"{failures} checks failed.")
         raise typer.Exit(1)
@@ -343,15 +341,3 @@ def _show_comparison(comparison: Comparison) -> None:
     Console().print(table)
     if comparison.grid is not None:
         _print(f"{'grid:':10}{comparison.grid}")
-
-
-def show_findings(findings: Iterable[Finding]) -> int:
-    """Print a table a topic, as soon as it is complete, and count the failures."""
-    styles, failures = {"ok": "green", "note": "yellow", "FAIL": "bold red"}, 0
-    for topic, group in groupby(findings, key=lambda finding: finding.topic):
-        table = Table(box=None, show_header=False, title=topic, title_justify="left")
-        for finding in group:
-            failures += finding.state == "FAIL"
-            table.add_row(Text(finding.state, style=styles[finding.state]), Text(finding.name), Text(finding.detail))
-        Console().print(table)
-    return failures

@@ -157,6 +157,22 @@ def serve(
     listen(app, host, port)
 
 
+@rewards_app.command("train-artifact")
+def train_artifact(
+    data: Annotated[Path, typer.Argument(help="A folder with clean/, and flawed/ if you have labelled pictures.")],
+    out: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
+    features: Annotated[str | None, typer.Option(help="MODULE:FUNCTION of your own features.")] = None,
+    side: Annotated[int, typer.Option(min=24, help="The shorter side that pictures are reduced to.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of the split, the flaws and the head.")] = 0,
+) -> None:
+    """Train a head for the reward `artifact` on your pictures, and print how well it tells a fifth kept out."""
+    from . import plugins
+
+    train = plugins.load("rewards", "flowrl.rewards.artifact:train_artifact")
+    report = train(data, out, features=features, side=side, seed=seed)
+    typer.echo(json.dumps({"out": _plain(out), **report}))
+
+
 def describe(name: str) -> dict[str, Any]:
     """What a reward declares, without making it; ``missing`` says what to do before it can be made.
 
@@ -233,7 +249,14 @@ def _missing(extra: str) -> str:
 def _rewards(names: Sequence[str], options: dict[str, Any] | None = None) -> RewardSet:
     from .reward import RewardSet
 
-    return RewardSet.from_config({name: {"weight": 1.0, **(options or {})} for name in names})
+    made = RewardSet.from_config({name: {"weight": 1.0, **(options or {})} for name in names})
+    for name, reward in zip(made.names, made.rewards, strict=True):
+        if reward.scope != "sample":
+            raise UserError(
+                f"reward {name!r} needs all pictures of a {reward.scope} at once; name it in a run's rewards or "
+                "eval.rewards. It cannot be served, or score a list of files."
+            )
+    return made
 
 
 def _read(paths: Sequence[Path], prompts: Path | None) -> list[dict[str, Any]]:
@@ -355,6 +378,6 @@ def _accelerator() -> str:
 
 
 def _show(findings: Iterable[Finding]) -> int:
-    from .cli import show_findings
+    from .findings import show
 
-    return show_findings(findings)
+    return show(findings)
