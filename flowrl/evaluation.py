@@ -15,6 +15,7 @@ from . import parallel
 from .data import MicroBatch, PromptRow, plan_step, sample_seed
 from .policy import Policy
 from .reward import RewardBatch, RewardSet
+from .set_scoring import joined, observe_all, settle, split
 
 T = TypeVar("T")
 Progress = Callable[[Sequence[T]], Iterable[T]]
@@ -28,7 +29,9 @@ class Evaluation:
     """What an evaluation found; the same on all processes.
 
     Attributes:
-        metrics: ``eval/<reward>/mean``, ``eval/<reward>/std``, ``eval/unscored`` and ``eval/diversity``.
+        metrics: ``eval/<reward>/mean``, ``eval/<reward>/std``, ``eval/unscored`` and ``eval/diversity``. The mean of a
+            reward with a number for whole sets (:meth:`~flowrl.set_reward.SetReward.measure`) is that number, and it
+            has no std.
         images: `[3, H, W]`, or `[F, 3, H, W]` of videos, uint8, the first sample of every prompt, up to the number that
             was asked for.
         records: prompt, row, sample, seed and scores of each of them.
@@ -82,7 +85,8 @@ def evaluate(
     """
     calls = policy.denoiser_calls
     batches = eval_batches(rows, setting)
-    mine = {}
+    single, sets = split(rewards)
+    mine, seen = {}, {}
     for batch in progress([b for b in batches if b.index % parallel.world_size() == parallel.rank()]):
         prompts = [row.prompt for row in batch.rows]
         images = draw(policy, batch, setting)
@@ -93,11 +97,20 @@ def evaluate(
             sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)
         ]
         kept = (images[first].clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-        mine[batch.index] = (rewards.score(scored).raw, _thumbnails(images), kept)
+        mine[batch.index] = (single.score(scored), _thumbnails(images), kept)
+        seen[batch.index] = observe_all(sets, scored)
     policy.denoiser_calls = calls  # an evaluation is no part of the training's cost
-    parts = parallel.gather(mine)
+    settled = settle(sets, seen, measure=True) if sets else None
+    mine_raw = {
+        index: (joined(rewards.names, [scores, *([settled.scores[index]] if settled else [])]).raw, small, kept)
+        for index, (scores, small, kept) in mine.items()
+    }
+    parts = parallel.gather(mine_raw)
     scores = torch.cat([part[0] for part in parts.values()])
     metrics = _summary(scores, rewards.names)
+    for name, number in (settled.numbers if settled else {}).items():
+        metrics[f"eval/{name}/mean"] = number
+        del metrics[f"eval/{name}/std"]  # of single scores, which this number is no mean of
     thumbnails = torch.cat([part[1] for part in parts.values()]).unflatten(0, (len(rows), setting.samples_per_prompt))
     metrics["eval/diversity"] = diversity(thumbnails)
     kept_images = [image for part in parts.values() for image in part[2]]

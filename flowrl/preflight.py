@@ -134,12 +134,19 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
 def check_media(pipeline: str | None, rewards: Sequence[RewardSet]) -> None:
     """Refuse a reward for videos where the pipeline is known to draw single pictures.
 
+    One that compares pictures with each other is refused where the pipeline is known to draw videos.
+
     Raises:
         UserError: names the reward and the class.
     """
+    from .set_reward import require_pictures
     from .support import read
 
     task = next((row.task for row in read().rows if row.name == pipeline), None)
+    if task is not None and task.endswith("to video"):
+        for found in rewards:
+            for name, reward in zip(found.names, found.rewards, strict=True):
+                require_pictures(name, reward, "video")
     if task is None or not task.endswith("to image"):  # "control" and the like say nothing of it
         return
     for found in rewards:
@@ -337,6 +344,12 @@ def check_gradients(config: RunConfig, objective: Objective, rewards: RewardSet)
             raise UserError(f"shaping: objective {name} takes the rewards themselves; leave it out.")
         if config.policy.branch is not None:
             raise UserError(f"policy.branch: objective {name} finishes every sample's own trajectory; leave it out.")
+        for kind, reward, weight in zip(rewards.names, rewards.rewards, rewards.weights.tolist(), strict=True):
+            if reward.scope != "sample" and weight != 0:
+                raise UserError(
+                    f"objective {name} scores pictures of its own, micro-batch by micro-batch, and reward {kind!r} "
+                    f"needs all of a {reward.scope}; write weight 0 to only watch it, or an objective such as grpo."
+                )
     if objective.differentiates:
         from .reward_gradients import check_differentiable
 

@@ -31,6 +31,7 @@ from .data import PromptRow
 from .errors import RunStopped, UserError
 
 Media = Literal["image", "video"]
+Scope = Literal["sample", "group", "step"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ class Reward(ABC):
     media: Media = "image"
     """What it looks at. A reward for images is shown every frame of a video, and the video's score is their mean; one
     for videos cannot score an image."""
+    scope: Scope = "sample"
+    """What a score depends on; for a whole ``group`` or ``step`` see :class:`flowrl.set_reward.SetReward`."""
     differentiable: bool = False
     """Whether gradients reach the images."""
     thread_safe: bool = True
@@ -377,6 +380,10 @@ def _score(name: str, reward: Reward, batch: RewardBatch) -> tuple[Tensor, str |
             f"reward {name!r} scores videos, and the pipeline draws single pictures; train a video pipeline, or write "
             "another reward."
         )
+    if reward.scope != "sample":
+        from .set_reward import require_pictures
+
+        require_pictures(name, reward, batch.media)
     if not len(batch):
         return torch.empty(0), None
     score = partial(_by_frame, name, reward) if (reward.media, batch.media) == ("image", "video") else reward
@@ -412,7 +419,7 @@ def _score_one_by_one(
 ) -> tuple[Tensor, str | None]:
     """Find out which samples made a reward raise ``error``."""
     if len(batch) == 1:
-        return torch.full((1,), math.nan), _describe(error)
+        return torch.full((1,), math.nan), describe_error(error)
     parts, reasons = [], []
     for index in range(len(batch)):
         scores = torch.full((1,), math.nan)
@@ -423,14 +430,14 @@ def _score_one_by_one(
         except Unscored as own:
             reasons.append(own.reason)
         except Exception as own:  # noqa: BLE001 - as above
-            reasons.append(_describe(own))
+            reasons.append(describe_error(own))
         parts.append(scores)
     if len(reasons) == len(batch):
-        raise RunStopped(f"reward {name!r} raised on each of {len(batch)} samples: {_describe(error)}.") from error
-    return torch.cat(parts), reasons[0] if reasons else f"no sample alone, but a batch of them: {_describe(error)}"
+        raise RunStopped(f"reward {name!r} raised on each of {len(batch)} samples: {describe_error(error)}.") from error
+    return torch.cat(parts), reasons[0] if reasons else f"no sample alone, but a batch of them: {describe_error(error)}"
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The error's type, message and the place that raised it, in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"

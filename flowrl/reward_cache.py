@@ -182,8 +182,14 @@ def with_cache(rewards: RewardSet, options: Mapping[str, Mapping[str, Any]], fol
         folder: of the cache.
 
     Raises:
-        UserError: the cache's file is not fit.
+        UserError: the cache's file is not fit, or a reward's scores depend on more than the sample.
     """
+    for name, reward in zip(rewards.names, rewards.rewards, strict=True):
+        if reward.scope != "sample":
+            raise UserError(
+                f"reward {name!r} scores a sample by the others of its {reward.scope}, which no cache can keep; leave "
+                "reward_cache out."
+            )
     scores = ScoreFile(folder)
     cached = [
         CachedReward(reward, identify(name, reward, options.get(name, {})), scores) if reward.cacheable else reward

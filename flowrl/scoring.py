@@ -2,7 +2,8 @@
 
 A reward that waits for a server, or whose operations leave Python free, then costs only what it takes longer than the
 rollout. Micro-batches are scored by one thread, one after the other and in the order of the step, so no reward is ever
-called twice at a time. A reward with ``thread_safe = False`` is called after the rollout, by the main thread.
+called twice at a time. A reward with ``thread_safe = False`` is called after the rollout, by the main thread. Of a
+reward that sees a whole group or step, that holds for its features; the scores follow when all features are there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ import torch
 from . import parallel
 from .data import MicroBatch
 from .reward import RewardBatch, RewardSet, Scores
+from .set_reward import Seen
+from .set_scoring import SetRewards, joined, observe_all, settle, split
 from .trajectory import Rollout
 
 Progress = Callable[[Sequence[int]], Iterable[int]]
+_Rewards = tuple[RewardSet, SetRewards]
+_Found = tuple[Scores, dict[str, Seen]]
 
 
 class Scoring:
@@ -38,9 +43,10 @@ class Scoring:
     def __init__(self, rewards: RewardSet) -> None:
         """Be ready to score with ``rewards``."""
         self._rewards = rewards
-        self._beside, self._after = (_part(rewards, thread_safe) for thread_safe in (True, False))
+        self._sets = split(rewards)[1]
+        self._beside, self._after = (split(_part(rewards, thread_safe)) for thread_safe in (True, False))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flowrl-scoring")
-        self._begun: dict[int, tuple[RewardBatch, Future[Scores]]] = {}
+        self._begun: dict[int, tuple[RewardBatch, Future[_Found]]] = {}
 
     def __enter__(self) -> Scoring:
         return self
@@ -62,16 +68,20 @@ class Scoring:
         self._begun[index] = batch, self._pool.submit(_score, self._beside, batch)
 
     def finish(self, progress: Progress = lambda indices: indices) -> dict[int, Scores]:
-        """The scores of every micro-batch that was begun, in that order.
+        """The scores of every micro-batch that was begun, in that order. Processes call it together.
 
         Args:
             progress: wraps the numbers of the micro-batches, for a progress bar.
         """
-        found = {}
+        found, seen = {}, {}
         for index in progress(list(self._begun)):
             batch, future = self._begun[index]
-            found[index] = _joined(self._rewards.names, [future.result(), self._after.score(batch)])
-        return found
+            (beside, sets), (after, more) = future.result(), _score(self._after, batch)
+            found[index], seen[index] = [beside, after], {name: {**sets, **more}[name] for name in self._sets}
+        if self._sets:
+            settled = settle(self._sets, seen).scores
+            found = {index: [*parts, settled[index]] for index, parts in found.items()}
+        return {index: joined(self._rewards.names, parts) for index, parts in found.items()}
 
 
 def to_score(batch: MicroBatch, rollout: Rollout, fps: float | None = None) -> RewardBatch:
@@ -124,16 +134,8 @@ def _part(rewards: RewardSet, thread_safe: bool) -> RewardSet:
     return RewardSet(tuple(names), tuple(kept), rewards.weights[chosen])
 
 
-def _score(rewards: RewardSet, batch: RewardBatch) -> Scores:
+def _score(rewards: _Rewards, batch: RewardBatch) -> _Found:
+    single, sets = rewards
     # A thread starts on the first GPU; a reward that says "cuda" means the one of its process.
     with torch.cuda.device_of(batch.images):
-        return rewards.score(batch)
-
-
-def _joined(names: Sequence[str], parts: Sequence[Scores]) -> Scores:
-    """The scores of the two parts of a set as those of the whole."""
-    failures = {name: count for part in parts for name, count in part.failures.items()}
-    columns = torch.cat([part.raw for part in parts], dim=1)
-    order = [list(failures).index(name) for name in names]
-    errors = {name: reason for part in parts for name, reason in part.errors.items()}
-    return Scores(columns[:, order], {name: failures[name] for name in names}, errors)
+        return single.score(batch), observe_all(sets, batch)

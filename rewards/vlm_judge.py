@@ -50,6 +50,8 @@ class VlmJudgeReward(Reward):
     name = "vlm_judge"
     cacheable = False  # servers batch requests, and their answers need not repeat
     source = "endpoint"
+    compares_both_orders = True
+    """:meth:`compare` shows each pair both ways already, for :mod:`.arena`."""
     side: int = 512
     """Pictures with a longer side are shrunk to it, in pixels."""
     max_tokens: int = 1024

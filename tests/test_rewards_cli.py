@@ -232,3 +232,18 @@ def test_serve_refuses(listening, monkeypatch):
     monkeypatch.setenv(reward_server.TOKEN, "s3cret")
     flowrl("serve", "jpeg", "--host", "0.0.0.0")  # noqa: S104
     assert listening[0][2]["token"] == "s3cret"
+
+
+def test_train_artifact(tmp_path):
+    """A head from labelled pictures: the file, and one line of JSON; mistakes are named."""
+    for kind, shade in (("clean", 50), ("flawed", 200)):
+        (tmp_path / kind).mkdir()
+        for number in range(10):
+            Image.new("RGB", (32, 32), (shade + number,) * 3).save(tmp_path / kind / f"{number}.png")
+    (tmp_path / "mine.py").write_text("def colour(images):\n    return images.mean(dim=(2, 3))\n")
+    out, features = tmp_path / "head.safetensors", f"{tmp_path}/mine.py:colour"
+    said = json.loads(flowrl("train-artifact", tmp_path, "--out", out, "--features", features, "--side", 32).stdout)
+    assert said == {"out": str(out), "auc": 1.0, "false_alarms": 0.0, "missed": 0.0, "n": 4.0}
+    assert out.is_file()
+    assert "ends in .safetensors" in flowrl("train-artifact", tmp_path, "--out", tmp_path / "head.pt", code=2).stderr
+    assert "at least 10 pictures" in flowrl("train-artifact", tmp_path / "clean", "--out", out, code=2).stderr

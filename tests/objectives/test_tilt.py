@@ -8,6 +8,7 @@ import pytest
 
 from flowrl.objectives.awm import AWM
 from flowrl.objectives.ddpo import DDPO
+from flowrl.objectives.dpo import DPO
 from flowrl.objectives.grpo import GRPO
 from flowrl.objectives.grpo_guard import GRPOGuard
 from flowrl.objectives.nft import NFT
@@ -34,6 +35,15 @@ def _nft(kl):
     return pull / (kl * sum((g / sigma) ** 2 for sigma, g in _gains()))
 
 
+def _ipo(beta, tau):
+    # Errors of a pair with shared noise differ by -2 (g / sigma)^2 theta (x_w - x_l) more than the reference's, so the
+    # margin is beta (g / sigma)^2 theta D with D = |x_1 - x_2|, E D = 2 s / sqrt(pi) and E D^2 = 2 s^2; least squares
+    # towards 1 / (2 tau) over all levels.
+    curves = [(gain / sigma) ** 2 for sigma, gain in _gains()]
+    aim = sum(curves) * 2 * STD / math.sqrt(math.pi) / (2 * tau)
+    return aim / (beta * sum(curve**2 for curve in curves) * 2 * STD**2)
+
+
 CASES = {
     # The tilt s^2 / beta = 0.25 / 0.5.
     "grpo": (GRPO(beta=0.5, clip_range=0.2, **FREE), {}, 0.5),
@@ -49,6 +59,11 @@ CASES = {
     "awm": (AWM(kl=0.005, **FREE), {**ROUGH, "learning_rate": 4.0}, 0.5),
     # Weights of mean 1 move samples by s^2 / temperature = 0.125 in a round, and kl pulls back as far at 0.125 / 0.25.
     "rwr": (RWR(kl=0.25, temperature=2.0), {**ROUGH, "group_size": 128, "learning_rate": 0.1}, 0.5),
+    "dpo, ipo": (
+        DPO(loss="ipo", beta=1.0, tau=0.556),
+        {**ROUGH, "group_size": 2, "learning_rate": 0.1},
+        _ipo(1.0, 0.556),
+    ),
     "nft": (NFT(kl=0.5, decay_slope=0.0, **FREE), ROUGH, _nft(0.5)),
 }
 
