@@ -1,5 +1,6 @@
 """README.md, CONTRIBUTING.md and docs/: code runs, recipes load, links and commands exist, rewards have pages."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from flowrl.config import load_config
 from flowrl.objectives.base import Seeds, Work
 from flowrl.policy import Policy
 from flowrl.reward import FunctionReward, RewardBatch
+from flowrl.trainer import train
 
-from . import tiny
+from . import runs, tiny
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -110,6 +112,19 @@ def test_readme_policy_runs() -> None:
     done = run("README.md", "policy.replay", pipe=tiny.PIPELINES["sd3"]())
     assert torch.equal(done.log_prob, done.rollout.transitions[3].log_prob)
     assert done.log_prob.requires_grad
+
+
+def test_readme_objective_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objective in README.md, 30 lines at most, is named in a config as it says, and a run trains with it."""
+    (code,) = [block for block in blocks("README.md", "python") if "class Weighted" in block]
+    assert len(code.splitlines()) <= 30
+    monkeypatch.chdir(tmp_path)
+    Path("my_objective.py").write_text(code, encoding="utf-8")
+    model = runs.save_model(tmp_path)
+    folder = train(runs.recipe(model, tmp_path / "run", "objective.name=my_objective.py:Weighted", "max_steps=1"))
+    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()][-1]
+    assert last["weighted/error"] > 0
+    assert last["grad_norm"] > 0
 
 
 def test_contributing_reward_runs() -> None:
