@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .data import sample_seed
-from .errors import UserError
+from .errors import RunStopped, UserError
 from .kernels import Place
 from .memo import digest
 from .policy import Policy, SeededNoise
@@ -276,14 +276,22 @@ def advantages_by_leaves(
 
 
 def credit(rollout: Rollout, by_leaves: Mapping[int, Tensor], device: torch.device) -> tuple[Tensor, dict[int, Tensor]]:
-    """Advantages `[B]` of a micro-batch's samples, and of each step that several of them share, on a device.
+    """Advantages `[B]` of a micro-batch's samples, and of each step that has others, on a device.
 
     Args:
         rollout: the micro-batch.
-        by_leaves: advantages `[B]` by how many samples share a step.
+        by_leaves: advantages by how many samples share a step: `[B]`, or `[B, T]` with those of every step, whose mean
+            is then the sample's.
         device: where they go.
     """
     moved = {leaves: values.to(device) for leaves, values in by_leaves.items()}
+    if moved[1].ndim == 2:
+        if moved[1].shape[1] != len(rollout.places):
+            raise RunStopped(
+                f"the advantage has numbers for {moved[1].shape[1]} steps, but the pipeline's schedule has "
+                f"{len(rollout.places)}; write one for each of them."
+            )
+        return moved[1].mean(dim=1), dict(enumerate(moved[1].unbind(dim=1)))
     shared = {step: rollout.leaves(step) for step in rollout.transitions}
     return moved[1], {step: moved[leaves] for step, leaves in shared.items() if leaves > 1}
 

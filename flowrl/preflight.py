@@ -118,6 +118,7 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     selection = make_selection(config.policy)
     sharing = check_branch(config, selection, kernel)
     advantage = make_advantage(config.advantage, config.shaping, config.rewards)
+    check_credit(config, objective, advantage)
     check_fit(config, len(eval_rows), int(os.environ.get("WORLD_SIZE", "1")))
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.
@@ -325,6 +326,26 @@ def check_branch(config: RunConfig, selection: StepSelection, kernel: Kernel) ->
             last = config.policy.steps - 1
             raise UserError(f"policy.branch.at: step {step}, but the schedule has the steps 0 to {last}.")
     return [config.group_size // width for width in accumulate((ways for _, ways in splits), mul, initial=1)]
+
+
+def check_credit(config: RunConfig, objective: Objective, advantage: Callable[..., Any]) -> None:
+    """Refuse an advantage for each step where the objective, the schedule or branches have no place for it."""
+    import torch
+
+    weights = torch.tensor([options.weight for options in config.rewards.values()], dtype=torch.float32)
+    tried: torch.Tensor = advantage(torch.tensor([0.0, 1.0]).reshape(1, 2, 1).expand(1, 2, len(weights)), weights)[0]
+    if tried.ndim == 2:
+        return
+    label, steps = f"advantage {config.advantage.name}", config.policy.steps
+    if tried.shape[2] != steps:
+        raise UserError(f"{label}: numbers for {tried.shape[2]} steps, but policy.steps is {steps}; write one a step.")
+    if not objective.by_step:
+        raise UserError(
+            f"{label} gives each step its own advantages, and objective {config.objective.name} takes one a sample; "
+            "write an objective such as grpo or nft, or advantage: group."
+        )
+    if config.policy.branch is not None:
+        raise UserError(f"{label}: branches have advantages of their own by step; leave policy.branch out.")
 
 
 def check_transitions(name: str, objective: Objective, kernel: Kernel) -> None:

@@ -273,7 +273,7 @@ class Trainer:
     def _credit(
         self, batches: Sequence[MicroBatch], rollouts: Rollouts, scores: Scores
     ) -> tuple[dict[int, dict[int, Tensor]], dict[str, float]]:
-        """Advantages `[B]` of every micro-batch, by how many samples share a step."""
+        """Advantages of every micro-batch, `[B]` or by step `[B, T]`, by how many samples share a step."""
         config, rewards = self.config, self._checked.rewards
         table = rewards.combine(scores.raw).unflatten(0, (config.groups_per_step, config.group_size))
         advantages, diagnostics = self._checked.advantage(table, rewards.weights)
@@ -283,7 +283,7 @@ class Trainer:
         start, cut = 0, {}
         for batch in batches:
             part = slice(start, start + len(batch.rows))
-            cut[batch.index] = {leaves: found.flatten()[part] for leaves, found in levels.items()}
+            cut[batch.index] = {leaves: found.flatten(0, 1)[part] for leaves, found in levels.items()}
             start = part.stop
         metrics = {f"advantage/{name}": value for name, value in diagnostics.items() if not name.startswith("reward_")}
         metrics |= {"reward/mean": diagnostics["reward_mean"], "reward/std": diagnostics["reward_std"]}

@@ -15,6 +15,7 @@ from flowrl.advantages.hero import hero
 from flowrl.advantages.max_group_std import max_group_std
 from flowrl.advantages.mc_grpo import mc_grpo
 from flowrl.advantages.opo import opo
+from flowrl.advantages.recast import recast
 from flowrl.advantages.tail_rl import tail_rl
 from flowrl.advantages.uncertainty import uncertainty
 from flowrl.advantages.wapo import wapo
@@ -38,10 +39,19 @@ def named(function):
         return lambda scores, weights, **o: uncertainty(
             scores, weights, names=NAMES[: scores.shape[2]], members=["a", "b"], **o
         )
+    if function is recast:
+        return one_step
     return function
 
 
-ALL = [max_group_std, dvao, corr_grpo, mc_grpo, opo, wapo, tail_rl, hero, uncertainty, *FUNCTIONS]
+def one_step(scores, weights, **options):
+    """`recast` for a schedule of one step, where it has nothing to share out."""
+    names = NAMES[: scores.shape[2]]
+    found, diagnostics = recast(scores, weights, names=names, gains={name: [1.0] for name in names}, **options)
+    return found[..., 0], diagnostics
+
+
+ALL = [recast, max_group_std, dvao, corr_grpo, mc_grpo, opo, wapo, tail_rl, hero, uncertainty, *FUNCTIONS]
 EVERY = [pytest.param(named(function), id=function.__name__) for function in ALL]
 NAN = math.nan
 ONE = torch.ones(1)
@@ -450,3 +460,54 @@ def test_uncertainty_by_hand():
     assert found[0].tolist() == pytest.approx([-1.0, math.exp(-2)], abs=1e-6)
     with pytest.raises(UserError, match="members: wanted at least 2 rewards, each once"):
         uncertainty(scores, torch.ones(2), names=["a", "b"], members=["a"])
+
+
+EARLY_LATE = {"a": [0.9, 0.1, 0.0], "b": [0.0, 0.1, 0.9]}
+
+
+def test_recast_by_hand():
+    """The matrix of the paper's example mixes two rewards that disagree about two samples."""
+    # W = [[.31234, .16667, .02099], [.02099, .16667, .31234]], times T = 3. The rewards (2, 0) and (0, 1) become, by
+    # step, 2 * .93702 = 1.874 against .06297; 2 * .5 = 1 against .5; 2 * .06297 = .126 against .93702.
+    scores = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    found, diagnostics = recast(scores, torch.ones(2), names=["a", "b"], gains=EARLY_LATE, eps=1.0)
+    gaps = [1.87404 - 0.06297, 1.0 - 0.5, 0.12594 - 0.93702]  # A = +-(gap / 2) / (|gap| / 2 + eps)
+    wanted = [gap / 2 / (abs(gap) / 2 + 1) for gap in gaps]
+    assert found.shape == (1, 2, 3)
+    assert found[0, 0].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert found[0, 1].tolist() == pytest.approx([-a for a in wanted], abs=1e-4)
+    assert diagnostics["reward_mean"] == 1.5
+
+
+def test_recast_of_one_reward_is_group_at_every_step():
+    """With one reward every step gets the same; a second one of weight 0 needs no gains."""
+    scores = torch.rand(3, 5, 2, generator=torch.Generator().manual_seed(0))
+    found, _ = recast(scores, torch.tensor([2.0, 0.0]), names=["a", "b"], gains={"a": [3.0, 1.0]}, eps=0.0)
+    wanted, _ = group(scores, torch.tensor([2.0, 0.0]), eps=0.0)
+    torch.testing.assert_close(found, wanted[..., None].expand(-1, -1, 2))
+
+
+def test_recast_turns_a_reward_of_negative_weight_round():
+    """Its budget is the weight's size."""
+    scores = torch.rand(2, 5, 2, generator=torch.Generator().manual_seed(0))
+    turned = torch.stack([scores[..., 0], -scores[..., 1]], dim=-1)
+    options = {"names": ["a", "b"], "gains": EARLY_LATE}
+    found, _ = recast(scores, torch.tensor([1.0, -0.5]), **options)
+    torch.testing.assert_close(found, recast(turned, torch.tensor([1.0, 0.5]), **options)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gains": {"a": [1.0]}}, "reward 'b' has a weight and no gains"),
+        ({"gains": {"a": [1.0], "b": [1.0, 2.0]}}, r"wanted as many numbers for each reward, got {'a': 1, 'b': 2}"),
+        ({"gains": {"a": [1.0], "c": [1.0]}}, "'c' is no reward of this run"),
+        ({"gains": {"a": [1.0], "b": [-1.0]}}, r"gains: b: wanted a list of numbers >= 0, one a step, got \[-1.0\]"),
+        ({"gains": [1.0]}, "gains: wanted a list of numbers for each reward"),
+        ({"gains": EARLY_LATE, "temperature": 0}, "temperature: wanted a number > 0, got 0"),
+    ],
+)
+def test_recast_refuses(options, message):
+    """Options come from a config."""
+    with pytest.raises(UserError, match=message):
+        recast(torch.rand(1, 3, 2), torch.ones(2), names=["a", "b"], **options)

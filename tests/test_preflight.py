@@ -115,6 +115,22 @@ def test_parts_that_do_not_exist_or_fit(fields, wanted, run):
     assert [part for part in wanted if part not in text] == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"objective": "grpo", "policy": {"steps": 3}}, "numbers for 2 steps, but policy.steps is 3"),
+        ({"objective": {"name": "rwr", "times": 2}}, "objective rwr takes one a sample"),
+        ({"objective": "stepwise_grpo"}, "objective stepwise_grpo takes one a sample"),
+        ({"objective": "grpo", "policy": {"steps": 2, "branch": {}, "train_steps": [0]}}, "leave policy.branch out"),
+    ],
+)
+def test_advantages_by_step_need_a_place(fields, wanted, run):
+    """An advantage for each step is refused where nothing takes it."""
+    recast = {"name": "recast", "gains": {"jpeg": [1.0, 0.0]}}
+    fields = {"policy": {"steps": 2}, "micro_batch_size": 8, "group_size": 8, **fields}
+    assert wanted in complaint(changed(run, advantage=recast, **fields))
+
+
 def test_unknown_loader(run):
     """A loader is a plug-in too."""
     config = changed(run, model={"path": run.model.path, "loader": "autoo"})

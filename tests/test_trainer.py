@@ -341,3 +341,30 @@ def test_evaluations_and_checkpoints_come_when_they_are_due(model, tmp_path):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000004", "step_000005"]
     exports = sorted(str(path.relative_to(run)) for path in run.glob("adapter/**/*.safetensors"))
     assert exports == ["adapter/ema/pytorch_lora_weights.safetensors", "adapter/pytorch_lora_weights.safetensors"]
+
+
+@pytest.mark.parametrize("objective", ["grpo", "nft"])
+def test_advantages_by_step(objective, made):
+    """Of two rewards, each decided in one half of the schedule, steps get their own mixture, and train with it."""
+    rewards = {runs.reward(name): 1.0 for name in ("brightness", "redness")}
+    first, second = rewards
+    gains = (
+        f"advantage={{name: recast, temperature: 0.01, gains: {{'{first}': [1, 1, 0, 0], '{second}': [0, 0, 1, 1]}}}}"
+    )
+    run = made(f"objective.name={objective}", "policy.train_steps=[0, 1, 2]", gains, rewards=rewards)
+    seen = {}
+    loss = run.objective.loss
+
+    def listened(policy, rollout, piece, work):
+        for step in range(4):
+            seen.setdefault(step, []).append(work.advantages_at(step))
+        return loss(policy, rollout, piece, work)
+
+    run.objective.loss = listened
+    assert run.step()["grad_norm"] > 0
+    scores = torch.tensor(run.trace.scores[0])
+    alone = (scores - scores.mean(dim=1, keepdim=True)) / scores.std(dim=1, correction=0, keepdim=True)
+    pieces = len(seen[0]) // 2  # of each of the two micro-batches, which are the two groups
+    for step, reward in enumerate([0, 0, 1, 1]):
+        found = torch.stack(seen[step][::pieces])
+        torch.testing.assert_close(found, alone[..., reward], rtol=1e-3, atol=1e-3)

@@ -44,6 +44,7 @@ class AWM(Forward):
     """
 
     name: ClassVar[str] = "awm"
+    by_step: ClassVar[bool] = True
     Options: ClassVar[type[base.Options]] = AWMOptions
     options: AWMOptions
 
@@ -72,7 +73,7 @@ class AWM(Forward):
         log_ratio = weighted_error(old_error, piece.sigma, options.weighting)
         log_ratio = log_ratio - weighted_error(error, piece.sigma, options.weighting)
         clip = options.advantage_clip
-        advantages = work.advantages.clamp(-clip, clip) / clip
+        advantages = self.credit(rollout, piece, work).clamp(-clip, clip) / clip
         loss = clipped_surrogate(log_ratio, advantages, options.clip_range)
         metrics = {"awm/error": error.detach(), **ratio_metrics(log_ratio.detach(), advantages, options.clip_range)}
         for key, weight in (("reference", options.kl), ("ema", options.kl_ema)):

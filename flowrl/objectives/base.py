@@ -83,8 +83,8 @@ class Work:
 
     Attributes:
         advantages: `[B]` of the micro-batch, float32.
-        by_step: `[B]` for each step of the schedule whose advantages differ from those, because it leads to several
-            samples (see `flowrl.branching`).
+        by_step: `[B]` for each step of the schedule whose advantages differ from those: it leads to several samples
+            (see `flowrl.branching`), or the run's advantage gives each step its own (`flowrl.advantages.recast`).
         copies: the named weight copies that the objective declared.
         on_policy: no update has happened since the rollout.
         group: the samples' groups, for an objective that measures.
@@ -113,6 +113,8 @@ class Objective(ABC):
         behaviour: the weight copy that samples the rollouts; None for the current weights.
         measures: whether a sample's loss depends on the other samples of its group, through `measure`.
         differentiates: whether it needs gradients of the rewards, through `Work.score`.
+        by_step: whether each step can have its own advantages, see `Work.advantages_at`; else an advantage that gives
+            them is refused.
     """
 
     name: ClassVar[str]
@@ -121,6 +123,7 @@ class Objective(ABC):
     behaviour: ClassVar[str | None] = None
     measures: ClassVar[bool] = False
     differentiates: ClassVar[bool] = False
+    by_step: ClassVar[bool] = False
 
     def copies(self) -> Mapping[str, Decay]:
         """Named weight copies to keep, each with its decay by step; they are updated after every step."""

@@ -37,6 +37,7 @@ class DRO(Forward):
     """
 
     name: ClassVar[str] = "dro"
+    by_step: ClassVar[bool] = True
     Options: ClassVar[type[base.Options]] = DROOptions
     options: DROOptions
 
@@ -50,7 +51,7 @@ class DRO(Forward):
 
     def loss(self, policy: Policy, rollout: Rollout, piece: Noising, work: base.Work) -> base.Terms:
         """The signed errors at one noise level."""
-        noised, labels = self.noised(policy, rollout, piece), work.advantages.sign()
+        noised, labels = self.noised(policy, rollout, piece), self.credit(rollout, piece, work).sign()
         wanted = target(noised.x_0, piece.eps, noised.level, policy.prediction)
         error = mean_square(policy.predict(rollout, noised.x_t, piece.sigma).float() - wanted)
         output = frozen(policy, rollout, noised.x_t, piece.sigma, policy.reference())

@@ -93,6 +93,15 @@ class Forward(base.Objective):
             pieces.append(Noising(sigma.squeeze(0).to(latents.device), eps.to(latents.device), number))
         return pieces
 
+    def credit(self, rollout: Rollout, piece: Noising, work: base.Work) -> Tensor:
+        """Advantages `[B]` of the steps that begin nearest to a piece's noise levels."""
+        if not work.by_step:
+            return work.advantages
+        begins = torch.tensor([place.sigma for place in rollout.places], device=piece.sigma.device)
+        nearest = (piece.sigma.reshape(-1, 1) - begins).abs().argmin(dim=1).expand(len(rollout))
+        table = torch.stack([work.advantages_at(step) for step in range(len(begins))], dim=1)
+        return table.gather(1, nearest[:, None].to(table.device))[:, 0]
+
     def noised(self, policy: Policy, rollout: Rollout, piece: Noising) -> Noised:
         """The final latents at a piece's noise levels."""
         x_0 = rollout.latents.float()

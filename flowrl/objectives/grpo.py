@@ -45,6 +45,7 @@ class GRPO(base.Objective):
     name: ClassVar[str] = "grpo"
     Options: ClassVar[type[base.Options]] = GRPOOptions
     transitions: ClassVar[bool] = True
+    by_step: ClassVar[bool] = True
 
     def __init__(self, **options: Any) -> None:
         """Set the options, see `GRPOOptions`."""

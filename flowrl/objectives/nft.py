@@ -50,6 +50,7 @@ class NFT(Forward):
     """
 
     name: ClassVar[str] = "nft"
+    by_step: ClassVar[bool] = True
     Options: ClassVar[type[base.Options]] = NFTOptions
     options: NFTOptions
     behaviour: ClassVar[str | None] = "old"
@@ -74,7 +75,7 @@ class NFT(Forward):
         v, old = policy.predict(rollout, noised.x_t, sigma).float(), work.copies["old"]
         current = old.is_current()  # so is its prediction, without another model call
         v_old = v.detach() if current else frozen(policy, rollout, noised.x_t, sigma, old.active())
-        probability = optimality(chosen(work.advantages, options.advantages), options.advantage_clip)
+        probability = optimality(chosen(self.credit(rollout, piece, work), options.advantages), options.advantage_clip)
         positive, negative = implicit_errors(
             v, v_old, noised.x_t, noised.x_0, noised.level, options.beta, policy.prediction
         )

@@ -34,6 +34,7 @@ class StepwiseGRPO(GRPO):
 
     name: ClassVar[str] = "stepwise_grpo"
     measures: ClassVar[bool] = True
+    by_step: ClassVar[bool] = False
 
     def copies(self) -> Mapping[str, Decay]:
         """The weights of the rollout."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from flowrl import kernels
 from flowrl.errors import UserError
 from flowrl.objectives import Seeds
 from flowrl.objectives.awm import AWM
+from flowrl.objectives.base import Work
 from flowrl.objectives.dgpo import DGPO
-from flowrl.objectives.forward import draw_levels, mean_square, target
+from flowrl.objectives.forward import Noising, draw_levels, mean_square, target
+from flowrl.objectives.nft import NFT
 
 from .. import tiny
 
@@ -77,3 +81,14 @@ def test_a_group_shares_noise_and_levels():
         assert piece.sigma[2] == piece.sigma[3]
     assert [piece.number for piece in pieces] == [0, 1]
     assert math.isclose(float(pieces[0].eps.var()), 1, rel_tol=0.3)
+
+
+def test_credit_is_that_of_the_nearest_step():
+    """Levels .95, .5 and .3 lie nearest to the steps at 1, .5 and .2; one level serves all samples."""
+    rollout = MagicMock(places=[SimpleNamespace(sigma=sigma) for sigma in SCHEDULE.tolist()])
+    rollout.__len__.return_value = 3
+    by_step = {step: torch.tensor([10.0, 20.0, 30.0]) + step for step in range(4)}
+    work, own = Work(torch.zeros(3), by_step=by_step), NFT()
+    assert own.credit(rollout, Noising(torch.tensor([0.95, 0.5, 0.3]), torch.zeros(3)), work).tolist() == [10, 22, 33]
+    assert own.credit(rollout, Noising(torch.tensor(0.8), torch.zeros(3)), work).tolist() == [11, 21, 31]
+    assert own.credit(rollout, Noising(torch.tensor(0.8), torch.zeros(3)), Work(torch.ones(3))).tolist() == [1, 1, 1]
