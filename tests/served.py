@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,8 @@ def running(
     served = {name: Served(name, reward, limits, {}) for name, reward in made.items()}
     config = server_config(app or create_app(served, limits, token=token), "127.0.0.1", 0)
     config.log_level = "critical"
+    # A server has no line a request, but pytest listens to loggers that hand nothing on, too, and keeps what it hears.
+    logging.getLogger("uvicorn.access").setLevel(logging.CRITICAL)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -330,7 +330,7 @@ def test_malformed_requests(address):
 
 @pytest.mark.slow
 def test_ten_thousand_malformed_requests_leave_no_trace(address):
-    """After a warm-up, eight thousand leave less than 128 bytes each with Python, and less than 32 MB in the process.
+    """After a warm-up, eight thousand leave less than 128 bytes each with Python, and less than 16 MB in the process.
 
     The process is the client's, too, and what its allocator keeps grows for a while: hence the two bounds.
     """
@@ -349,7 +349,7 @@ def test_ten_thousand_malformed_requests_leave_no_trace(address):
     print(f"statuses {statuses}, traced {traced / 2**20:.2f} MiB, process grown by {grown / 2**20:.1f} MiB")  # noqa: T201
     assert 500 not in statuses
     assert traced < 8_000 * 128
-    assert grown < 32 * 2**20
+    assert grown < 16 * 2**20
     assert post(f"{address}/brightness", encode_batch(batch_of(0.5))).json()["scores"] == [0.5]
 
 
