@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,18 @@ class Counters:
         denoiser_calls: samples that the denoiser has processed, over all processes.
         seconds: wall time so far.
         idle: steps in a row without a learning signal.
+        alarmed: evaluations in a row with an alarm (see `flowrl.guards`).
+        best: best value so far of the measure that the best weights are kept by; None before there is one.
+        first: what the first evaluation found, the measure of the others.
     """
 
     step: int = 0
     denoiser_calls: int = 0
     seconds: float = 0.0
     idle: int = 0
+    alarmed: int = 0
+    best: float | None = None
+    first: dict[str, float] = field(default_factory=dict)
 
 
 class Checkpoints:

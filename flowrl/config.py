@@ -255,6 +255,25 @@ class EvalConfig(Section):
         return value
 
 
+class GuardConfig(Section):
+    """Alarms about a run that cheats its reward, see `docs/guards.md`: an evaluation against the first one."""
+
+    held_out: bool = True
+    """A reward that is evaluated and not trained on got worse while a trained one rose."""
+    diversity: Annotated[float, Field(gt=0, le=1)] | None = 0.8
+    """Smallest share of the base model's diversity; null for no such guard."""
+    saturation: Annotated[float, Field(gt=0)] | None = 0.15
+    """Largest change of the mean saturation, which is in [0, 1]."""
+    dark_share: Annotated[float, Field(gt=0)] | None = 0.15
+    """Largest change of the share of dark pixels."""
+    edge_energy: Annotated[float, Field(gt=1)] | None = 2.0
+    """Largest factor by which high-frequency energy may rise or fall."""
+    stop_after: Count | None = None
+    """Evaluations in a row with an alarm after which the run ends early; null goes on."""
+    best: str | None = None
+    """A reward of the evaluations: the weights with its best mean are kept in ``best/``; null keeps none."""
+
+
 class RunConfig(Section):
     """A whole run.
 
@@ -311,6 +330,8 @@ class RunConfig(Section):
     """Decay of an averaged copy of the LoRA, saved beside it; null keeps none."""
     eval: EvalConfig = EvalConfig()
     """How progress is measured."""
+    guards: GuardConfig = GuardConfig()
+    """What tells of a run that cheats its reward."""
     checkpoint_every: Count = 10
     """Training steps between two checkpoints."""
     keep_checkpoints: Count = 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import parallel
+from . import parallel, pixels
 from .data import MicroBatch, PromptRow, plan_step, sample_seed
 from .policy import Policy
 from .reward import RewardBatch, RewardSet
@@ -23,15 +23,22 @@ Progress = Callable[[Sequence[T]], Iterable[T]]
 THUMBNAIL = 64
 """Pictures are compared for diversity at no more than this many pixels a side."""
 
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "edge_energy": pixels.edge_energy,
+    "saturation": pixels.saturation,
+    "dark_share": pixels.dark_share,
+}
+"""Statistics of pixels that every evaluation reports, ``pixels/<name>``: what `flowrl.guards` watches."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
     """What an evaluation found; the same on all processes.
 
     Attributes:
-        metrics: ``eval/<reward>/mean``, ``eval/<reward>/std``, ``eval/unscored`` and ``eval/diversity``. The mean of a
-            reward with a number for whole sets (:meth:`~flowrl.set_reward.SetReward.measure`) is that number, and it
-            has no std.
+        metrics: ``eval/<reward>/mean``, ``eval/<reward>/std``, ``eval/unscored``, ``eval/diversity``, and
+            ``pixels/<statistic>`` of :data:`STATISTICS`. The mean of a reward with a number for whole sets
+            (:meth:`~flowrl.set_reward.SetReward.measure`) is that number, and it has no std.
         images: `[3, H, W]`, or `[F, 3, H, W]` of videos, uint8, the first sample of every prompt, up to the number that
             was asked for.
         records: prompt, row, sample, seed and scores of each of them.
@@ -97,13 +104,13 @@ def evaluate(
             sample == 0 and group < setting.keep for group, sample in zip(batch.groups, batch.samples, strict=True)
         ]
         kept = (images[first].clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-        mine[batch.index] = (single.score(scored), _thumbnails(images), kept)
+        mine[batch.index] = (single.score(scored), _thumbnails(images), kept, _statistics(images))
         seen[batch.index] = observe_all(sets, scored)
     policy.denoiser_calls = calls  # an evaluation is no part of the training's cost
     settled = settle(sets, seen, measure=True) if sets else None
     mine_raw = {
-        index: (joined(rewards.names, [scores, *([settled.scores[index]] if settled else [])]).raw, small, kept)
-        for index, (scores, small, kept) in mine.items()
+        index: (joined(rewards.names, [scores, *([settled.scores[index]] if settled else [])]).raw, *rest)
+        for index, (scores, *rest) in mine.items()
     }
     parts = parallel.gather(mine_raw)
     scores = torch.cat([part[0] for part in parts.values()])
@@ -113,6 +120,8 @@ def evaluate(
         del metrics[f"eval/{name}/std"]  # of single scores, which this number is no mean of
     thumbnails = torch.cat([part[1] for part in parts.values()]).unflatten(0, (len(rows), setting.samples_per_prompt))
     metrics["eval/diversity"] = diversity(thumbnails)
+    means = torch.cat([part[3] for part in parts.values()]).double().mean(dim=0)
+    metrics |= {f"pixels/{name}": value for name, value in zip(STATISTICS, means.tolist(), strict=True)}
     kept_images = [image for part in parts.values() for image in part[2]]
     return Evaluation(metrics, kept_images, _records(batches, scores, rewards.names, setting.keep))
 
@@ -163,6 +172,12 @@ def _thumbnails(images: Tensor) -> Tensor:
         small = F.interpolate(frames, scale_factor=THUMBNAIL / side, mode="area")
         images = small.unflatten(0, images.shape[:-3])
     return images.cpu()
+
+
+def _statistics(images: Tensor) -> Tensor:
+    """:data:`STATISTICS` of each picture or video, `[B, S]`."""
+    found = [measure(images) for measure in STATISTICS.values()]
+    return torch.stack([value.reshape(len(images), -1).mean(dim=1) for value in found], dim=1).cpu()
 
 
 def _summary(scores: Tensor, names: Sequence[str]) -> dict[str, float]:

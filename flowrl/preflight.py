@@ -51,6 +51,7 @@ RUN_FILES = (
     "samples",
     "checkpoints",
     "adapter",
+    "best",
     "model",
     "trackers",
     "report.html",
@@ -126,6 +127,9 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     rewards.check(rows)
     eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards, config.reward_cache)
     eval_rewards.check(eval_rows)
+    from .guards import check
+
+    check(config.guards, eval_rewards)
     check_media(resolved.files.pipeline, [rewards, eval_rewards])
     check_gradients(config, objective, rewards)
     made = (kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing)

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from .data import MicroBatch, plan_step, rows_for_step, sample_seed
 from .errors import RunStopped
 from .evaluation import Evaluation, Setting, draw, eval_batches, evaluate
 from .files import remove_unfinished
+from .guards import Guards, Watch
 from .objectives import Seeds, Work
 from .objectives.exchange import with_groups
 from .policy import Policy
@@ -43,7 +44,9 @@ from .run import EXPORTS, RunFolder, environment
 from .scoring import Scoring, score_metrics, scores_of_step, to_score
 from .selection import Chosen
 from .session import Schedule
+from .summary import summary_line
 from .trajectory import Rollout
+from .updates import learning_rate, shares
 
 T = TypeVar("T")
 Rollouts = dict[int, tuple[MicroBatch, Rollout]]
@@ -119,6 +122,8 @@ class Trainer:
         size = {"height": config.policy.height, "width": config.policy.width}
         self._call = {**config.policy.call, **{key: value for key, value in size.items() if value is not None}}
         self._seconds: dict[str, float] = defaultdict(float)
+        samples = len(checked.eval_rows) * config.eval.samples_per_prompt
+        self._guards = Guards(config.guards, Watch.of(checked.rewards, checked.eval_rewards, samples))
 
     def run(self) -> None:
         """Train from the last checkpoint, or from the start, to ``max_steps``, and export."""
@@ -126,14 +131,19 @@ class Trainer:
         self._let_encoders_go()
         if self.counters.step == 0:
             self._finish_step({"step": 0.0, **self._evaluate()})
+        stopped = False
         while self.counters.step < self.config.max_steps:
             metrics = self.step()
             last = self.counters.step == self.config.max_steps
             if last or (self.config.eval.every and self.counters.step % self.config.eval.every == 0):
                 metrics |= self._evaluate()
+                stopped = self._guards.stops(self.counters)
             self._finish_step(metrics)
-            if last or self.counters.step % self.config.checkpoint_every == 0:
+            if last or stopped or self.counters.step % self.config.checkpoint_every == 0:
                 self._save()
+            if stopped:
+                self._tell_early_stop()
+                break
         self._export()
         self._accelerator.end_training()
 
@@ -361,8 +371,7 @@ class Trainer:
             )
 
     def _evaluate(self) -> dict[str, float]:
-        weights = self.copies["ema"].active() if "ema" in self.copies else nullcontext()
-        with self._timed("evaluation"), weights:
+        with self._timed("evaluation"), self._evaluated():
             result: Evaluation = evaluate(
                 self.policy,
                 self._checked.eval_rows,
@@ -372,7 +381,29 @@ class Trainer:
             )
         if self._accelerator.is_main_process:
             self.folder.save_samples(self.counters.step, result.images, result.records, self.config.policy.fps)
-        return {**result.metrics, "seconds/evaluation": self._seconds["evaluation"]}
+        return {**result.metrics, **self._guard(result.metrics), "seconds/evaluation": self._seconds["evaluation"]}
+
+    def _guard(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What the guards say to an evaluation; weights that are the best so far are kept."""
+        found, messages = self._guards.look(self.counters, metrics)
+        for message in messages.values():
+            self._console.print(f"[yellow]alarm:[/] {escape(message)}", highlight=False, soft_wrap=True)
+        if self._guards.improves(self.counters, metrics) and self._accelerator.is_main_process:
+            with self._evaluated():
+                self._guards.save_best(self.folder.path, self.counters, self.policy.save)
+        return found
+
+    def _tell_early_stop(self) -> None:
+        reason = (
+            f"{self.config.guards.stop_after} evaluations in a row with an alarm (guards.stop_after). Look at the "
+            "pictures; `flowrl train CONFIG --resume` goes on until there are as many again."
+        )
+        self._console.print(f"stopped early after step {self.counters.step}: {reason}", highlight=False, soft_wrap=True)
+        if self._accelerator.is_main_process:
+            self.folder.note_stop(self.counters.step, reason)
+
+    def _evaluated(self) -> AbstractContextManager[None]:
+        return self.copies["ema"].active() if "ema" in self.copies else nullcontext()
 
     def _setting(self) -> Setting:
         config, setting = self.config, self.config.eval
@@ -420,71 +451,6 @@ class Trainer:
         start = time.monotonic()
         yield
         self._seconds[name] += time.monotonic() - start
-
-
-def shares(counts: Mapping[int, int], updates: int) -> list[dict[int, slice]]:
-    """Which samples each update of a step trains on: contiguous shares, wherever the micro-batches were cut.
-
-    Args:
-        counts: samples of each micro-batch, by index, in order.
-        updates: number of updates; if there are fewer samples, there are fewer updates.
-
-    Returns:
-        For each update, the part of each micro-batch that it trains on.
-
-    >>> shares({0: 4, 1: 2}, 2)
-    [{0: slice(0, 3, None)}, {0: slice(3, 4, None), 1: slice(0, 2, None)}]
-    """
-    total = sum(counts.values())
-    bounds = [total * number // updates for number in range(updates + 1)]
-    found = []
-    for low, high in pairwise(bounds):
-        share, start = {}, 0
-        for index, count in counts.items():
-            part = slice(max(low - start, 0), min(high - start, count))
-            if part.start < part.stop:
-                share[index] = part
-            start += count
-        if share:
-            found.append(share)
-    return found
-
-
-def learning_rate(config: RunConfig, step: int) -> float:
-    """The learning rate of a step, from 0: a linear warm-up, times a half for every half-life.
-
-    >>> config = RunConfig(model={"path": "a"}, rewards={"b": 1}, warmup_steps=2, learning_rate_half_life=10)
-    >>> learning_rate(config, 0), learning_rate(config, 10), config.learning_rate
-    (0.00015, 0.00015, 0.0003)
-    """
-    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    half_life = config.learning_rate_half_life
-    return config.learning_rate * warm * (1.0 if half_life is None else 0.5 ** (step / half_life))
-
-
-def summary_line(metrics: dict[str, float], max_steps: int) -> str:
-    """One line for the console.
-
-    >>> summary_line({"step": 3.0, "reward/mean": 0.5, "eval/shapes/mean": 0.25}, 10)
-    'step 3/10  reward 0.500  eval shapes 0.250'
-    """
-    parts = [f"step {metrics['step']:.0f}/{max_steps}"]
-    if "reward/mean" in metrics:
-        parts.append(f"reward {metrics['reward/mean']:.3f}")
-    for key, label, form in (
-        ("loss", "loss", ".4f"),
-        ("grad_norm", "grad", ".3g"),
-        ("ratio/clip_fraction", "clipped", ".2f"),
-    ):
-        if key in metrics:
-            parts.append(f"{label} {metrics[key]:{form}}")
-    parts += [
-        f"eval {key.removeprefix('eval/').removesuffix('/mean').split('/')[-1]} {value:.3f}"
-        for key, value in metrics.items()
-        if key.startswith("eval/") and key.endswith("/mean")
-    ]
-    seconds = sum(value for key, value in metrics.items() if key.startswith("seconds/"))
-    return "  ".join([*parts, *([f"{seconds:.1f}s"] if seconds else [])])
 
 
 def _mine(batches: Sequence[MicroBatch]) -> list[MicroBatch]:

@@ -8,19 +8,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flowrl import trainer
-from flowrl.config import RunConfig
 from flowrl.errors import RunStopped
 from flowrl.objectives import Objective, Terms
-from flowrl.trainer import learning_rate, shares, summary_line
 
 from . import runs
-
-CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
-"""Sizes of a step's micro-batches."""
 
 
 @pytest.fixture(scope="module")
@@ -39,64 +32,6 @@ def made(model, tmp_path):
     return make
 
 
-def samples(share, counts):
-    """The samples of a share by their number in the step."""
-    starts = {index: sum(list(counts.values())[:index]) for index in counts}
-    return [starts[index] + row for index, part in share.items() for row in range(counts[index])[part]]
-
-
-@given(CUTS, st.integers(1, 20))
-def test_shares_hold_every_sample_once(sizes, updates):
-    """In order, in shares whose sizes differ by at most one, as many as there are updates or samples."""
-    counts = dict(enumerate(sizes))
-    found = [samples(share, counts) for share in shares(counts, updates)]
-    assert [number for share in found for number in share] == list(range(sum(sizes)))
-    lengths = [len(share) for share in found]
-    assert len(lengths) == min(updates, sum(sizes))
-    assert max(lengths) - min(lengths) <= 1
-    assert min(lengths) >= 1
-
-
-@given(CUTS, st.integers(1, 20))
-def test_shares_do_not_depend_on_the_cut(sizes, updates):
-    """Which samples an update trains on is the same for every micro-batch size."""
-    counts, whole = dict(enumerate(sizes)), {0: sum(sizes)}
-    cut = [samples(share, counts) for share in shares(counts, updates)]
-    assert cut == [samples(share, whole) for share in shares(whole, updates)]
-
-
-@given(CUTS, st.integers(1, 20))
-def test_shares_name_only_what_they_train_on(sizes, updates):
-    """No part of a share is empty or reaches over its micro-batch, and the parts lie side by side."""
-    counts = dict(enumerate(sizes))
-    for share in shares(counts, updates):
-        assert all(0 <= part.start < part.stop <= counts[index] for index, part in share.items())
-        for (index, part), (following, after) in pairwise(share.items()):
-            assert following == index + 1
-            assert (part.stop, after.start) == (counts[index], 0)
-
-
-def config(**fields):
-    """A run with a learning rate of 1."""
-    return RunConfig(model={"path": "a"}, rewards={"b": 1}, learning_rate=1.0, **fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({}, {0: 1.0, 1000: 1.0}),
-        ({"warmup_steps": 4}, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1.0, 4: 1.0, 1000: 1.0}),
-        ({"warmup_steps": 1}, {0: 1.0, 1: 1.0}),
-        ({"learning_rate_half_life": 10}, {0: 1.0, 10: 0.5, 15: 0.5**1.5, 20: 0.25}),
-        # Both at once: step 1 is half of the warm-up, and a tenth of the half-life is gone.
-        ({"warmup_steps": 4, "learning_rate_half_life": 10}, {1: 0.5 * 0.5**0.1, 10: 0.5}),
-    ],
-)
-def test_learning_rate_by_hand(fields, wanted):
-    """A linear warm-up that ends at the full rate, and a half for every half-life."""
-    assert {step: learning_rate(config(**fields), step) for step in wanted} == pytest.approx(wanted)
-
-
 def test_the_learning_rate_reaches_the_optimizer(made):
     """Each step sets the rate of its number."""
     run = made("learning_rate=0.01", "warmup_steps=2", "learning_rate_half_life=2")
@@ -106,25 +41,6 @@ def test_the_learning_rate_reaches_the_optimizer(made):
         rates.append(run.optimizer.param_groups[0]["lr"])
     # Half of the warm-up; one of two steps of the half-life gone; a whole half-life gone.
     assert rates == pytest.approx([0.005, 0.01 * 0.5**0.5, 0.005])
-
-
-def test_summary_line_by_hand():
-    """What there is, in one line: rewards, loss, gradient, clipped samples, evaluations, and all seconds together."""
-    metrics = {
-        "step": 12.0,
-        "reward/mean": 0.12345,
-        "loss": -0.00004,
-        "grad_norm": 0.0123456,
-        "ratio/clip_fraction": 0.256,
-        "eval/rewards/mine.py:sharp/mean": 0.5,
-        "eval/diversity": 0.3,
-        "seconds/rollout": 1.25,
-        "seconds/update": 2.5,
-    }
-    wanted = "step 12/100  reward 0.123  loss -0.0000  grad 0.0123  clipped 0.26  eval mine.py:sharp 0.500  3.8s"
-    assert summary_line(metrics, 100) == wanted
-    assert summary_line({"step": 0.0}, 100) == "step 0/100"
-    assert summary_line({"step": 0.0, "eval/a/mean": math.nan}, 1) == "step 0/1  eval a nan"
 
 
 DEAD = {"advantage/dead_groups": 2.0, "grad_norm": 1.0, "reward/mean": 0.5}

@@ -9,12 +9,14 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+from ..config import GuardConfig
+from ..guards import STATISTICS
 from .folder import Run
 from .metrics import Points
 from .table import Row, standard_error
 from .wording import number
 
-DIVERSITY_FLOOR = 0.8
+DIVERSITY_FLOOR: float = GuardConfig.model_fields["diversity"].default
 """Share of the base model's diversity below which pictures have begun to look alike."""
 
 
@@ -102,12 +104,27 @@ def no_gradient(run: Run, rows: Sequence[Row]) -> str | None:
     return None
 
 
+def guarded(run: Run, rows: Sequence[Row]) -> str | None:
+    """A statistic of pixels is out of its bounds at the last evaluation, or was before."""
+    told = []
+    for name in STATISTICS:
+        steps = [step for step, value in run.history.series(f"alarm/{name}") if value]
+        values = [value for _, value in run.history.series(f"pixels/{name}")]
+        if steps and values:
+            when = ", ".join(map(str, steps))
+            told.append(f"{name} (alarm at step {when}) went from {number(values[0])} to {number(values[-1])}")
+    if not told:
+        return None
+    return f"The pictures have changed in kind: {'; '.join(told)}. Look at them; docs/guards.md has the bounds."
+
+
 CHECKS: tuple[Callable[[Run, Sequence[Row]], str | None], ...] = (
     not_finite,
     no_gradient,
     cheating,
     not_learning,
     lost_diversity,
+    guarded,
 )
 
 

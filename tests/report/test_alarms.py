@@ -85,3 +85,12 @@ def test_rise_compares_quarters():
     """
     values = [0, 0, 2, 2, *[3] * 8, 5, 5, 5, 5, math.nan]
     assert rise(list(enumerate(map(float, values)))) == pytest.approx((1.0, 5.0, math.sqrt(1 / 3)))
+
+
+def test_pixels_out_of_their_bounds():
+    """A guard of pixels that was up: the statistic, the steps, first and last value."""
+    found = run_with(reward=[0.5, 0.5, 0.5], **{"pixels/saturation": [0.1, 0.4, 0.3], "alarm/saturation": [0, 1, 1]})
+    (message,) = alarms(found, [])
+    assert "saturation (alarm at step 2, 3) went from 0.1 to 0.3" in message
+    quiet = run_with(reward=[0.5, 0.5], **{"pixels/saturation": [0.1, 0.2], "alarm/saturation": [0, 0]})
+    assert alarms(quiet, []) == []
