@@ -208,6 +208,31 @@ def plan(
     show(make_plan(recipe, processes))
 
 
+@app.command()
+def study(
+    config: Annotated[Path, typer.Argument(help="A study, such as configs/studies/objectives.yaml.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The Markdown page of the table.")] = Path("docs/results.md"),
+    results: Annotated[
+        Path | None, typer.Option(help="The folder of the curves; beside the page, named as the study, by default.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row; may be repeated; without one, all.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every row, and train nothing.")] = False,
+) -> None:
+    """Train recipes side by side with the same budget of denoiser calls, and write their table; goes on if cut off."""
+    from .study import Study, check, run_all, write_page
+
+    asked = Study.read(config, overrides or [])
+    curves = results or out.parent / "results" / config.stem
+    runs = Path("runs/studies") / config.stem
+    left = check(asked, asked.chosen(only or []), runs, curves)
+    _print(f"left to run: {', '.join(f'{row} (seed {seed})' for row, seed in left) or 'nothing'}")
+    if not dry_run:
+        run_all(asked, left, runs, curves, _print)
+        write_page(asked, curves, out)
+        _print(f"{'table:':10}{out}")
+
+
 @pipelines_app.command("list")
 def list_pipelines(
     as_json: Annotated[bool, typer.Option("--json", help="JSON, with the outcome of each check.")] = False,

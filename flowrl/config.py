@@ -234,6 +234,8 @@ class EvalConfig(Section):
 
     every: Annotated[int, Field(ge=0)] = 10
     """Training steps between two evaluations; 0 evaluates the base model and the end only."""
+    every_calls: Count | None = None
+    """Denoiser calls of the training between two evaluations, besides ``every``; null counts none."""
     prompts: str = "shapes_heldout"
     """A bundled prompt list or a prompt file that training does not see."""
     samples_per_prompt: Count = 2
@@ -287,6 +289,8 @@ class RunConfig(Section):
     """Decides the LoRA's first weights and every sample's noise."""
     max_steps: Count = 100
     """Training steps; each samples, scores and updates once."""
+    max_denoiser_calls: Count | None = None
+    """The run also ends with the first step at or past so many samples through the denoiser; null sets no limit."""
     prompts: str = "shapes_train"
     """A bundled list, a ``.txt`` file (a prompt a line) or ``.jsonl`` (``{"prompt": ..., "metadata": {...}}``)."""
     model: ModelConfig

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 RESUMABLE = (
     "output",
     "max_steps",
+    "max_denoiser_calls",
     "micro_batch_size",
     "reward_cache",
     "eval",

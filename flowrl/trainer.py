@@ -132,10 +132,11 @@ class Trainer:
         if self.counters.step == 0:
             self._finish_step({"step": 0.0, **self._evaluate()})
         stopped = False
-        while self.counters.step < self.config.max_steps:
+        while not self._over():
+            before = self.counters.denoiser_calls
             metrics = self.step()
-            last = self.counters.step == self.config.max_steps
-            if last or (self.config.eval.every and self.counters.step % self.config.eval.every == 0):
+            last = self._over()
+            if last or self._evaluation_is_due(before):
                 metrics |= self._evaluate()
                 stopped = self._guards.stops(self.counters)
             self._finish_step(metrics)
@@ -146,6 +147,16 @@ class Trainer:
                 break
         self._export()
         self._accelerator.end_training()
+
+    def _over(self) -> bool:
+        budget = self.config.max_denoiser_calls
+        spent = budget is not None and self.counters.denoiser_calls >= budget
+        return spent or self.counters.step >= self.config.max_steps
+
+    def _evaluation_is_due(self, calls_before: int) -> bool:
+        every, calls = self.config.eval.every, self.config.eval.every_calls
+        by_step = every > 0 and self.counters.step % every == 0
+        return by_step or (calls is not None and calls_before // calls < self.counters.denoiser_calls // calls)
 
     def step(self) -> dict[str, float]:
         """Sample, score, credit and update once."""
