@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from .data_cli import data_app
 from .errors import RunStopped, UserError
 from .rewards_cli import rewards_app
 
@@ -53,6 +54,7 @@ app = typer.Typer(
 pipelines_app = typer.Typer(help="Which pipeline classes are policies, and with which settings.", no_args_is_help=True)
 app.add_typer(pipelines_app, name="pipelines")
 app.add_typer(rewards_app, name="rewards")
+app.add_typer(data_app, name="data")
 
 
 class DemoObjective(str, Enum):

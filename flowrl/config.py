@@ -293,6 +293,9 @@ class RunConfig(Section):
     """The run also ends with the first step at or past so many samples through the denoiser; null sets no limit."""
     prompts: str = "shapes_train"
     """A bundled list, a ``.txt`` file (a prompt a line) or ``.jsonl`` (``{"prompt": ..., "metadata": {...}}``)."""
+    data: Path | None = None
+    """Preference data to learn from in place of rollouts (see `docs/preferences.md`): a ``.jsonl`` file or a folder.
+    Its prompts and scores are those of the training then, and ``rewards`` are measured by evaluations alone."""
     model: ModelConfig
     """The generator."""
     policy: PolicyConfig = PolicyConfig()

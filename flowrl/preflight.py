@@ -21,6 +21,7 @@ from .config import ModelConfig, Plugin, PolicyConfig, RewardOptions, RunConfig,
 from .data import PromptRow, load_prompts
 from .errors import UserError
 from .models import matrices
+from .preferences import SCORE, load_groups, rows_of
 from .preset import Resolved, resolve
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .objectives import Objective
     from .reward import RewardSet
     from .selection import StepSelection
+    from .stored import StoredData
 
 RESUMABLE = (
     "output",
@@ -83,6 +85,7 @@ class Preflight:
         objective: the objective, its options set.
         selection: which steps are stochastic and trained.
         sharing: how many samples share each part of a trajectory, see `check_branch`.
+        stored: preference data that the run learns from in place of rollouts.
     """
 
     resolved: Resolved
@@ -97,6 +100,7 @@ class Preflight:
     objective: Objective
     selection: StepSelection
     sharing: Sequence[int]
+    stored: StoredData | None = None
 
 
 def preflight(config: RunConfig, resume: bool = False) -> Preflight:
@@ -119,21 +123,23 @@ def preflight(config: RunConfig, resume: bool = False) -> Preflight:
     objective.check(config.policy.steps)
     selection = make_selection(config.policy)
     sharing = check_branch(config, selection, kernel)
-    advantage = make_advantage(config.advantage, config.shaping, config.rewards)
-    check_credit(config, objective, advantage)
+    stored = make_stored(config, objective)
+    credited = config.rewards if stored is None else {SCORE: RewardOptions(weight=1.0)}
+    advantage = make_advantage(config.advantage, config.shaping, credited)
+    check_credit(config, objective, advantage, [options.weight for options in credited.values()])
     check_fit(config, len(eval_rows), int(os.environ.get("WORLD_SIZE", "1")))
     check_disk(config, model)
     # Rewards come last: their constructors may load weights of their own.
-    rewards = make_rewards(config.rewards, config.reward_cache)
-    rewards.check(rows)
-    eval_rewards = rewards if config.eval.rewards is None else make_rewards(config.eval.rewards, config.reward_cache)
+    rewards, eval_rewards = make_both_rewards(config, stored)
+    if stored is None:
+        rewards.check(rows)
     eval_rewards.check(eval_rows)
     from .guards import check
 
     check(config.guards, eval_rewards)
     check_media(resolved.files.pipeline, [rewards, eval_rewards])
     check_gradients(config, objective, rewards)
-    made = (kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing)
+    made = (kernel, rows, eval_rows, rewards, eval_rewards, advantage, objective, selection, sharing, stored)
     return Preflight(resolved, model, loader, *made)
 
 
@@ -176,7 +182,8 @@ def check_files(config: RunConfig, resume: bool = False) -> tuple[Resolved, list
     check_launcher(config.model)
     resolved = resolve(config)
     check_output(resolved.config, resume)
-    return resolved, load_prompts(config.prompts), load_prompts(config.eval.prompts)
+    rows = load_prompts(config.prompts) if config.data is None else rows_of(load_groups(config.data))
+    return resolved, rows, load_prompts(config.eval.prompts)
 
 
 def check_launcher(model: ModelConfig, environment: Mapping[str, str] = os.environ) -> None:
@@ -259,6 +266,41 @@ def make_rewards(rewards: Mapping[str, RewardOptions], cache: Path | None = None
     return with_cache(made, {name: options.model_dump(exclude={"weight"}) for name, options in rewards.items()}, cache)
 
 
+def make_both_rewards(config: RunConfig, stored: StoredData | None) -> tuple[RewardSet, RewardSet]:
+    """What is trained on, and what evaluations measure; the same set where the config says no other."""
+    if stored is not None:
+        from .stored import stored_rewards
+
+        measured = config.rewards if config.eval.rewards is None else config.eval.rewards
+        return stored_rewards(), make_rewards(measured, config.reward_cache)
+    rewards = make_rewards(config.rewards, config.reward_cache)
+    if config.eval.rewards is None:
+        return rewards, rewards
+    return rewards, make_rewards(config.eval.rewards, config.reward_cache)
+
+
+def make_stored(config: RunConfig, objective: Objective) -> StoredData | None:
+    """The preference data of a config, if it has some and its objective can learn from it."""
+    name = config.objective.name
+    if config.data is None:
+        if objective.needs_noise:
+            raise UserError(
+                f"objective {name} wants the noise that each sample was drawn from; that is in preference data alone: "
+                "write data: FOLDER, as `flowrl data make` fills it."
+            )
+        return None
+    if objective.transitions or objective.differentiates or objective.behaviour is not None:
+        raise UserError(
+            f"data: objective {name} learns from rollouts of its own, and not from stored samples; write an objective "
+            "such as dpo or gdro, or leave data out."
+        )
+    if config.policy.branch is not None:
+        raise UserError("data: stored samples do not branch; leave policy.branch out.")
+    from .stored import StoredData
+
+    return StoredData.of(load_groups(config.data), config.group_size, objective.needs_noise)
+
+
 def make_kernel(policy: PolicyConfig) -> Kernel:
     """The transition kernel of a config."""
     from .kernels import KERNELS
@@ -333,11 +375,13 @@ def check_branch(config: RunConfig, selection: StepSelection, kernel: Kernel) ->
     return [config.group_size // width for width in accumulate((ways for _, ways in splits), mul, initial=1)]
 
 
-def check_credit(config: RunConfig, objective: Objective, advantage: Callable[..., Any]) -> None:
+def check_credit(
+    config: RunConfig, objective: Objective, advantage: Callable[..., Any], reward_weights: Sequence[float]
+) -> None:
     """Refuse an advantage for each step where the objective, the schedule or branches have no place for it."""
     import torch
 
-    weights = torch.tensor([options.weight for options in config.rewards.values()], dtype=torch.float32)
+    weights = torch.tensor(reward_weights, dtype=torch.float32)
     tried: torch.Tensor = advantage(torch.tensor([0.0, 1.0]).reshape(1, 2, 1).expand(1, 2, len(weights)), weights)[0]
     if tried.ndim == 2:
         return

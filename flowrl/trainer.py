@@ -44,6 +44,7 @@ from .run import EXPORTS, RunFolder, environment
 from .scoring import Scoring, score_metrics, scores_of_step, to_score
 from .selection import Chosen
 from .session import Schedule
+from .stored import StoredRollouts
 from .summary import summary_line
 from .trajectory import Rollout
 from .updates import learning_rate, shares
@@ -89,6 +90,7 @@ class Trainer:
         policy: what is trained.
         copies: named weight copies: those that the objective declared, and ``ema``.
         counters: steps done, denoiser calls, and so on.
+        how: the pipeline is called: arguments of `Policy.record`.
     """
 
     def __init__(self, config: RunConfig, checked: Preflight, accelerator: Accelerator) -> None:
@@ -121,6 +123,12 @@ class Trainer:
         self._console = Console(quiet=not accelerator.is_main_process)
         size = {"height": config.policy.height, "width": config.policy.width}
         self._call = {**config.policy.call, **{key: value for key, value in size.items() if value is not None}}
+        self.how: dict[str, Any] = {
+            "steps": config.policy.steps,
+            "guidance_scale": config.policy.guidance_scale,
+            "call": self._call,
+        }
+        self._stored = None if checked.stored is None else StoredRollouts(checked.stored, self.policy, self.how)
         self._seconds: dict[str, float] = defaultdict(float)
         samples = len(checked.eval_rows) * config.eval.samples_per_prompt
         self._guards = Guards(config.guards, Watch.of(checked.rewards, checked.eval_rewards, samples))
@@ -234,7 +242,7 @@ class Trainer:
     def _plan(self, step: int) -> list[MicroBatch]:
         config, rows = self.config, self._checked.rows
         chosen = [rows[row] for row in rows_for_step(len(rows), config.groups_per_step, step, config.seed)]
-        return plan_step(
+        batches = plan_step(
             chosen,
             group_size=config.group_size,
             micro_batch_size=config.micro_batch_size,
@@ -242,6 +250,7 @@ class Trainer:
             seed=config.seed,
             share_initial_noise=config.policy.share_initial_noise,
         )
+        return batches if self._checked.stored is None else self._checked.stored.scored(batches)
 
     def _rollouts(self, step: int, batches: Sequence[MicroBatch]) -> tuple[Rollouts, Scores]:
         """What this process draws of a step, and the scores of what all draw."""
@@ -266,7 +275,9 @@ class Trainer:
         return partial(self._checked.selection.select, step, sample_seed("window", self.config.seed, step))
 
     def _rollout(self, batch: MicroBatch, choose: Callable[[Schedule], Chosen]) -> Rollout:
-        """A micro-batch, with the steps that ``choose`` says: sample by sample, or groups that branch."""
+        """A micro-batch, with the steps that ``choose`` says: sample by sample, or groups that branch. Or stored."""
+        if self._stored is not None:
+            return self._stored(batch)
         config, policy = self.config, self.config.policy
         prompts = [row.prompt for row in batch.rows]
 

@@ -49,6 +49,7 @@ class Rollout:
         memory: what frozen parts of the pipeline returned (see `flowrl.memo`).
         arrivals_beside: what copies of the scheduler returned then, by step index and copy: latents beside the
             trajectory's own, such as the sound of a video, which are stepped without noise.
+        noise: `[B, ...]` the noise that the samples were drawn from, if it was kept: only preference data has it.
         stems: what samples shared before they parted (see `flowrl.branching`), from the root on: rollouts of fewer
             samples that end in a step. The transitions and arrivals here are those of the stems too, for all B samples.
     """
@@ -65,6 +66,7 @@ class Rollout:
     call: Mapping[str, Any] = field(repr=False)
     memory: Any = field(repr=False)
     arrivals_beside: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
+    noise: Tensor | None = None
     stems: Sequence[Rollout] = field(default=(), repr=False)
 
     def __len__(self) -> int:

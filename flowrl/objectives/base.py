@@ -113,6 +113,7 @@ class Objective(ABC):
         behaviour: the weight copy that samples the rollouts; None for the current weights.
         measures: whether a sample's loss depends on the other samples of its group, through `measure`.
         differentiates: whether it needs gradients of the rewards, through `Work.score`.
+        needs_noise: whether rollouts must have the noise that their samples were drawn from.
         by_step: whether each step can have its own advantages, see `Work.advantages_at`; else an advantage that gives
             them is refused.
     """
@@ -124,6 +125,11 @@ class Objective(ABC):
     measures: ClassVar[bool] = False
     differentiates: ClassVar[bool] = False
     by_step: ClassVar[bool] = False
+
+    @property
+    def needs_noise(self) -> bool:
+        """See above; no, unless an option says so."""
+        return False
 
     def copies(self) -> Mapping[str, Decay]:
         """Named weight copies to keep, each with its decay by step; they are updated after every step."""

@@ -6,6 +6,8 @@ and Flow-DPO in "Improving Video Generation with Human Feedback", Liu et al., ht
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,8 +15,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ..errors import UserError
+from ..policy import Policy
+from ..trajectory import Rollout
 from . import base
-from .forward import ForwardOptions
+from .forward import ForwardOptions, Noising
 from .pairs import PairRule, choose, gap_strength, gap_weights
 from .preference import GroupPreference, Judged, dpo_loss, ipo_loss, margin, simpo_loss
 
@@ -34,6 +38,10 @@ class DPOOptions(ForwardOptions):
     anchor: float = Field(0.0, ge=0, description="weight of the winners' own error, which holds simpo on the data")
     gap_weight: float = Field(
         0.0, ge=0, description="kappa of PhyDPO, by advantages; normalised in a group, so it wants pairs: all"
+    )
+    noise: Literal["drawn", "stored"] = Field(
+        "drawn",
+        description="of the forward process: drawn anew; or stored, what a sample was drawn from (PNAPO)",
     )
     gap_beta: bool = Field(False, description="beta times 2 sigmoid(gap) - 1 of the pair's advantages, as in PNAPO")
 
@@ -58,6 +66,19 @@ class DPO(GroupPreference):
     def compares(self) -> bool:
         """Only SimPO has no reference policy."""
         return self.options.loss != "simpo"
+
+    @property
+    def needs_noise(self) -> bool:
+        """For PNAPO's stored noise."""
+        return self.options.noise == "stored"
+
+    def pieces(self, policy: Policy, rollout: Rollout, seeds: base.Seeds) -> Sequence[Noising]:
+        """As of every objective on the forward process, or with each sample's own stored noise."""
+        drawn = super().pieces(policy, rollout, seeds)
+        if not self.needs_noise:
+            return drawn
+        assert rollout.noise is not None, "data without noise is refused before weights load"
+        return [replace(piece, eps=rollout.noise.float()) for piece in drawn]
 
     def check(self, steps: int) -> None:
         """Weights of mean 1 of a single pair would do nothing."""
