@@ -38,6 +38,7 @@ class Counters:
         idle: steps in a row without a learning signal.
         alarmed: evaluations in a row with an alarm (see `flowrl.guards`).
         best: best value so far of the measure that the best weights are kept by; None before there is one.
+        best_of: that measure.
         first: what the first evaluation found, the measure of the others.
     """
 
@@ -47,6 +48,7 @@ class Counters:
     idle: int = 0
     alarmed: int = 0
     best: float | None = None
+    best_of: str | None = None
     first: dict[str, float] = field(default_factory=dict)
 
 

@@ -25,6 +25,8 @@ BEST = "best"
 
 _CERTAIN = 2.0
 """Standard errors that a mean must have moved by."""
+_SET_SHARE = 0.1
+"""Share of its first value that the number of a set must have moved by."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,22 @@ class Watch:
 def moved(first: Mapping[str, float], now: Mapping[str, float], name: str, sign: float, samples: int) -> float:
     """By how many standard errors a reward's mean is better (or, below 0, worse) than it was.
 
-    The pictures of two evaluations share their seeds, so this is on the careful side. 0 where a mean or its spread is
-    unknown, and where nothing varies and nothing moved.
+    The pictures of two evaluations share their seeds, so this is on the careful side. 0 where a mean is unknown, and
+    where nothing varies and nothing moved. The number of a whole set of pictures has no spread: there it is infinite
+    where that has moved by more than a tenth, and 0 otherwise.
 
     >>> first, now = {"eval/a/mean": 0.5, "eval/a/std": 0.3}, {"eval/a/mean": 0.4, "eval/a/std": 0.4}
     >>> round(moved(first, now, "a", 1.0, samples=100), 6)  # -.1 over sqrt(.09 / 100 + .16 / 100) = .05
     -2.0
     """
-    values = [row.get(f"eval/{name}/{part}", math.nan) for row in (first, now) for part in ("mean", "std")]
-    if not all(math.isfinite(value) for value in values):
+    before, after = (row.get(f"eval/{name}/mean", math.nan) for row in (first, now))
+    if not (math.isfinite(before) and math.isfinite(after)):
         return 0.0
-    before, spread_before, after, spread_after = values
-    gain, error = sign * (after - before), math.hypot(spread_before, spread_after) / math.sqrt(samples)
+    gain, spreads = sign * (after - before), [row.get(f"eval/{name}/std") for row in (first, now)]
+    if None in spreads:
+        return math.copysign(math.inf, gain) if abs(gain) > _SET_SHARE * abs(before) else 0.0
+    scored = samples - max(row.get("eval/unscored", 0.0) for row in (first, now))
+    error = math.hypot(*(spread or 0.0 for spread in spreads)) / math.sqrt(max(scored, 1.0))
     if error == 0:
         return 0.0 if gain == 0 else math.copysign(math.inf, gain)
     return gain / error
@@ -195,13 +201,13 @@ class Guards:
         if name is None or not math.isfinite(metrics[f"eval/{name}/mean"]):
             return False
         value, sign = metrics[f"eval/{name}/mean"], {**self._watch.trained, **self._watch.held_out}[name]
-        if counters.best is not None and sign * (value - counters.best) <= 0:
+        if counters.best is not None and counters.best_of == name and sign * (value - counters.best) <= 0:
             return False
-        counters.best = value
+        counters.best, counters.best_of = value, name
         return True
 
     def save_best(self, folder: Path, counters: Counters, save: Callable[[Path], object]) -> None:
-        """Write the best weights below ``best/``, say which they are in ``best/best.json``, and remove the ones before.
+        """Write the best weights to ``best/step_000040``, with ``best.json`` to say so, and remove those before.
 
         Args:
             folder: of the run.
@@ -212,12 +218,22 @@ class Guards:
         if not path.exists():
             with whole_folder(path) as temporary:
                 save(temporary)
-        write_json(
-            folder / BEST / "best.json", {"measure": self._bounds.best, "value": counters.best, "step": counters.step}
-        )
-        for other in (folder / BEST).glob("step_*"):
+                said = {"measure": counters.best_of, "value": counters.best, "step": counters.step}
+                write_json(temporary / "best.json", said)
+        for other in _kept_steps(folder):
             if other != path:
                 shutil.rmtree(other)
+
+
+def forget_later(folder: Path, step: int) -> None:
+    """Remove what was kept after ``step``: a run that goes on from there finds its best anew."""
+    for path in _kept_steps(folder):
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+
+
+def _kept_steps(folder: Path) -> list[Path]:
+    return [path for path in (folder / BEST).glob("step_*") if path.is_dir()]
 
 
 def _kept(name: str) -> bool:

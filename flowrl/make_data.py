@@ -16,7 +16,7 @@ from torch import Tensor
 from .config import RunConfig
 from .data import MicroBatch, PromptRow, plan_step
 from .errors import UserError
-from .files import remove_unfinished, whole_file
+from .files import remove_unfinished, whole_file, write_json
 from .group_statistics import weighted_sum
 from .media import suffix, to_frames, write_frames
 from .preferences import FILE
@@ -41,9 +41,10 @@ def make(config: RunConfig, folder: Path, groups: int, tell: Callable[[str], obj
         The file with the preferences.
 
     Raises:
-        UserError: the run cannot work, or a reward needs a whole group or step.
+        UserError: the run cannot work, a reward needs a whole group or step, or the folder has data of another recipe.
     """
     remove_unfinished(folder)
+    _same_recipe(config, folder)
     with tempfile.TemporaryDirectory() as elsewhere:
         light = config.model_copy(update={"output": Path(elsewhere) / "run", "trackers": [], "data": None})
         checked = preflight(light)
@@ -65,6 +66,20 @@ def make(config: RunConfig, folder: Path, groups: int, tell: Callable[[str], obj
     return folder / FILE
 
 
+def _same_recipe(config: RunConfig, folder: Path) -> None:
+    """Note what the data is drawn with, or refuse to go on with something else."""
+    fields = ("seed", "prompts", "model", "policy", "rewards", "group_size", "micro_batch_size")
+    wanted = config.model_dump(mode="json", include=set(fields))
+    file = folder / "recipe.json"
+    if not file.exists():
+        write_json(file, wanted)
+        return
+    made = json.loads(file.read_text(encoding="utf8"))
+    changed = [field for field in fields if made.get(field) != wanted[field]]
+    if changed:
+        raise UserError(f"{folder} holds data that was made with other {', '.join(changed)}; write another --out.")
+
+
 def _line(row: PromptRow, file: Path, scores: Tensor, folder: Path) -> str:
     if not scores.isfinite().all():  # a group with a picture that could not be scored has another size than the rest
         return ""
@@ -81,6 +96,8 @@ def _draw(trainer: Trainer, rewards: RewardSet, row: PromptRow, number: int, fil
     for batch in plan_step([row], group_size=size, micro_batch_size=together, step=number, seed=config.seed):
         parts.append(_part(trainer, rewards, batch))
     latents, noise, scores, images = (torch.cat(found) for found in zip(*parts, strict=True))
+    for old in (file.parent.parent / "images").glob(f"{file.stem}_*"):
+        old.unlink()  # of a call that was cut
     for sample, image in enumerate(images):
         frames = to_frames((image.clamp(0, 1) * 255).round().to(torch.uint8).cpu())
         path = file.parent.parent / "images" / f"{file.stem}_{sample:03d}{suffix(frames)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from .data import MicroBatch
@@ -120,8 +120,9 @@ class StoredRollouts:
     def _sample(self, number: int, sample: int) -> dict[str, Tensor]:
         group = self._data.groups[number]
         if group.latents is not None:
-            tensors = load_file(group.latents)
-            return {name: tensors[name][sample] for name in ("latents", "noise") if name in tensors}
+            with safe_open(group.latents, framework="pt") as file:
+                there = [name for name in ("latents", "noise") if name in file.keys()]  # noqa: SIM118 (no mapping)
+                return {name: file.get_slice(name)[sample] for name in there}
         if self._encoder is None:
             self._encoder = PictureEncoder(self._policy, group.prompt, self._how)
         return {"latents": self._encoder(group.images[sample])}

@@ -33,7 +33,7 @@ from .data import MicroBatch, plan_step, rows_for_step, sample_seed
 from .errors import RunStopped
 from .evaluation import Evaluation, Setting, draw, eval_batches, evaluate
 from .files import remove_unfinished
-from .guards import Guards, Watch
+from .guards import Guards, Watch, forget_later
 from .objectives import Seeds, Work
 from .objectives.exchange import with_groups
 from .policy import Policy
@@ -146,7 +146,7 @@ class Trainer:
             last = self._over()
             if last or self._evaluation_is_due(before):
                 metrics |= self._evaluate()
-                stopped = self._guards.stops(self.counters)
+                stopped = not last and self._guards.stops(self.counters)
             self._finish_step(metrics)
             if last or stopped or self.counters.step % self.config.checkpoint_every == 0:
                 self._save()
@@ -214,6 +214,7 @@ class Trainer:
             facts = {**environment(rewards, parallel.world_size(), device), "model": self._checked.resolved.facts()}
             self.folder.start(self.config, facts)
             self.folder.rewind(self.counters.step if steps else -1)
+            forget_later(self.folder.path, self.counters.step if steps else -1)
         self._console.print(self._checked.resolved.announcement(self.policy), highlight=False, soft_wrap=True)
         self._accelerator.init_trackers("trackers")
         count = sum(p.numel() for p in self.parameters)
@@ -408,7 +409,8 @@ class Trainer:
     def _guard(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the guards say to an evaluation; weights that are the best so far are kept."""
         found, messages = self._guards.look(self.counters, metrics)
-        for message in messages.values():
+        self._alarms = list(messages.values())
+        for message in self._alarms:
             self._console.print(f"[yellow]alarm:[/] {escape(message)}", highlight=False, soft_wrap=True)
         if self._guards.improves(self.counters, metrics) and self._accelerator.is_main_process:
             with self._evaluated():
@@ -417,8 +419,9 @@ class Trainer:
 
     def _tell_early_stop(self) -> None:
         reason = (
-            f"{self.config.guards.stop_after} evaluations in a row with an alarm (guards.stop_after). Look at the "
-            "pictures; `flowrl train CONFIG --resume` goes on until there are as many again."
+            f"{self.config.guards.stop_after} evaluations in a row with an alarm (guards.stop_after), the last: "
+            f"{'; '.join(self._alarms)}. Look at the pictures; `flowrl train CONFIG --resume` goes on until there are "
+            "as many again."
         )
         self._console.print(f"stopped early after step {self.counters.step}: {reason}", highlight=False, soft_wrap=True)
         if self._accelerator.is_main_process:

@@ -8,10 +8,14 @@ import math
 import pytest
 from safetensors.torch import load_file
 
+from flowrl import trainer
 from flowrl.checkpoint import Counters
 from flowrl.config import GuardConfig
 from flowrl.errors import UserError
-from flowrl.guards import NAMES, Guards, Watch, alarms, check, moved
+from flowrl.guards import NAMES, Guards, Watch, alarms, check, forget_later, moved
+from flowrl.report.alarms import alarms as report_alarms
+from flowrl.report.folder import read_run
+from flowrl.report.table import first_and_last, table
 from flowrl.reward import RewardSet
 
 from . import runs
@@ -58,6 +62,30 @@ def test_a_reward_that_does_not_vary():
     assert moved(still, up, "trained", 1.0, 100) == math.inf
     assert moved(still, up, "trained", -1.0, 100) == -math.inf
     assert moved(still, still, "trained", 1.0, 100) == 0
+
+
+def test_numbers_of_sets_and_samples_without_a_score():
+    """A set's number has no spread: a tenth counts. Samples that could not be scored make an error larger."""
+    first, near, far = ({"eval/kid/mean": value} for value in (2.0, 2.19, 2.21))
+    assert moved(first, near, "kid", -1.0, 100) == 0
+    assert moved(first, far, "kid", -1.0, 100) == -math.inf
+    before, after = evaluation(), {**evaluation(held=0.3), "eval/unscored": 75.0}
+    assert moved(before, after, "held", 1.0, 100) == pytest.approx(-0.2 / (0.5 * 2**0.5 / 5))  # of 25
+
+
+def test_another_measure_begins_anew():
+    """A value of the old measure is no bar for the new one."""
+    counters = Counters(best=100.0, best_of="jpeg")
+    assert Guards(GuardConfig(best="held"), WATCH).improves(counters, {"eval/held/mean": 0.5})
+    assert (counters.best, counters.best_of) == (0.5, "held")
+
+
+def test_what_was_kept_later_is_forgotten(tmp_path):
+    """A run that goes on from an older checkpoint finds its best anew."""
+    for step in (10, 20, 30):
+        (tmp_path / "best" / f"step_{step:06d}").mkdir(parents=True)
+    forget_later(tmp_path, 20)
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["step_000010", "step_000020"]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +158,27 @@ def recipe(model, output, *overrides):
     return runs.recipe(model, output, "max_steps=6", "eval.every=1", "learning_rate=0.05", guards, *overrides)
 
 
+def test_a_run_that_cheats(model, tmp_path, monkeypatch):
+    """A held-out reward that falls while the trained one rises is an alarm in the log and a sentence in the report."""
+    trained, held = runs.reward("brightness"), runs.reward("redness")
+    measured = trainer.evaluate
+
+    def cheated(policy, *arguments):
+        found = measured(policy, *arguments)
+        if policy.moved:
+            found.metrics[f"eval/{trained}/mean"] += 1
+            found.metrics[f"eval/{held}/mean"] -= 1
+        policy.moved = True
+        return found
+
+    monkeypatch.setattr(trainer, "evaluate", cheated)
+    monkeypatch.setattr(trainer.Policy, "moved", False, raising=False)
+    folder = runs.train(runs.recipe(model, tmp_path / "run", "max_steps=1", rewards={trained: 1.0, held: 0.0}))
+    assert [row["alarm/held_out"] for row in log_of(folder)] == [0.0, 1.0]
+    run = read_run(folder)
+    assert any("held out at step 1" in line for line in report_alarms(run, table(run, first_and_last(run))))
+
+
 def log_of(folder):
     """The lines of a run's log."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
@@ -144,7 +193,8 @@ def test_a_run_stops_early_and_goes_on_if_asked(model, tmp_path):
     assert (folder / "adapter" / "pytorch_lora_weights.safetensors").is_file()
     stopped = json.loads((folder / "stopped.json").read_text())
     assert stopped["step"] == 2
-    assert stopped["reason"].startswith("2 evaluations in a row with an alarm (guards.stop_after)")
+    wanted = "2 evaluations in a row with an alarm (guards.stop_after), the last: saturation went from "
+    assert stopped["reason"].startswith(wanted)
     runs.train(recipe(model, tmp_path / "run"), resume=True)
     assert [row["step"] for row in log_of(folder)] == [0, 1, 2, 3, 4]
 
@@ -155,14 +205,14 @@ def test_the_best_weights_are_kept_as_they_were_evaluated(model, tmp_path):
     log = log_of(whole)
     values = {int(row["step"]): row[f"eval/{runs.reward('brightness')}/mean"] for row in log}
     step = max(values, key=values.__getitem__)
-    said = json.loads((whole / "best" / "best.json").read_text())
+    said = json.loads(next((whole / "best").glob("step_*/best.json")).read_text())
     assert said == {"measure": runs.reward("brightness"), "value": values[step], "step": step}
-    assert [path.name for path in (whole / "best").iterdir() if path.is_dir()] == [f"step_{step:06d}"]
+    assert [path.name for path in (whole / "best").iterdir()] == [f"step_{step:06d}"]
     assert step > 0
     parts = tmp_path / "parts"
     runs.train(recipe(model, parts, "guards.stop_after=null", "max_steps=2"))
     runs.train(recipe(model, parts, "guards.stop_after=null", "max_steps=4"), resume=True)
-    assert json.loads((parts / "best" / "best.json").read_text()) == said
+    assert json.loads(next((parts / "best").glob("step_*/best.json")).read_text()) == said
     kept = [load_file(next((folder / "best").rglob("*.safetensors"))) for folder in (whole, parts)]
     assert kept[0].keys() == kept[1].keys()
     assert all(bool((kept[0][name] == kept[1][name]).all()) for name in kept[0])

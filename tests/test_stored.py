@@ -72,6 +72,8 @@ def test_a_cut_is_gone_on_with(model, data, tmp_path):
     make(runs.recipe(model, tmp_path / "unused"), tmp_path, 2)
     assert (tmp_path / "latents" / "000000.safetensors").stat().st_mtime_ns == first
     assert len(load_groups(tmp_path)) == 2
+    with pytest.raises(UserError, match="holds data that was made with other seed, group_size; write another --out"):
+        make(runs.recipe(model, tmp_path / "unused", "seed=1", "group_size=2"), tmp_path, 3)
     for number in range(2):
         name = f"latents/{number:06d}.safetensors"
         assert same(load_file(tmp_path / name), load_file(data / name))

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from ..config import GuardConfig
-from ..guards import STATISTICS
+from ..guards import NAMES, STATISTICS
 from .folder import Run
 from .metrics import Points
 from .table import Row, standard_error
@@ -18,6 +18,10 @@ from .wording import number
 
 DIVERSITY_FLOOR: float = GuardConfig.model_fields["diversity"].default
 """Share of the base model's diversity below which pictures have begun to look alike."""
+
+
+WATCHED = {"held_out": "", "diversity": "eval/diversity", **{name: f"pixels/{name}" for name in STATISTICS}}
+"""The metric that each guard watches; rewards that are held out are in the table."""
 
 
 def rise(points: Points) -> tuple[float, float, float] | None:
@@ -73,6 +77,8 @@ def cheating(run: Run, rows: Sequence[Row]) -> str | None:
 def lost_diversity(run: Run, rows: Sequence[Row]) -> str | None:
     """Pictures of one prompt look more alike than the base model's."""
     row = next((row for row in rows if row.kind == "diversity"), None)
+    if _has_guards(run):  # it has the run's own bound, and the steps
+        return None
     if row is None or not row.before or row.after is None or row.after >= DIVERSITY_FLOOR * row.before:
         return None
     return (
@@ -105,17 +111,21 @@ def no_gradient(run: Run, rows: Sequence[Row]) -> str | None:
 
 
 def guarded(run: Run, rows: Sequence[Row]) -> str | None:
-    """A statistic of pixels is out of its bounds at the last evaluation, or was before."""
+    """Guards that were up during the run, at which steps, and what they watch."""
     told = []
-    for name in STATISTICS:
+    for name, watched in WATCHED.items():
         steps = [step for step, value in run.history.series(f"alarm/{name}") if value]
-        values = [value for _, value in run.history.series(f"pixels/{name}")]
-        if steps and values:
-            when = ", ".join(map(str, steps))
-            told.append(f"{name} (alarm at step {when}) went from {number(values[0])} to {number(values[-1])}")
+        values = [value for _, value in run.history.series(watched)]
+        if steps:
+            change = f", from {number(values[0])} to {number(values[-1])}" if values else ""
+            told.append(f"{name.replace('_', ' ')} at step {', '.join(map(str, steps))}{change}")
     if not told:
         return None
-    return f"The pictures have changed in kind: {'; '.join(told)}. Look at them; docs/guards.md has the bounds."
+    return f"Guards raised alarms: {'; '.join(told)}. Look at the pictures; docs/guards.md says what each means."
+
+
+def _has_guards(run: Run) -> bool:
+    return any(run.history.series(f"alarm/{name}") for name in NAMES)
 
 
 CHECKS: tuple[Callable[[Run, Sequence[Row]], str | None], ...] = (

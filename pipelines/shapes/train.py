@@ -16,9 +16,10 @@ import csv
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,12 +53,44 @@ class Schedule:
         rate: the highest learning rate.
         minutes: a safety net: after so many it ends, whatever the step; the log shows it.
         stop: steps after which it ends, of a schedule that goes on; None is its end.
+        log_every: steps between two rows of the log.
     """
 
     steps: int
     rate: float
     minutes: float
     stop: int | None = None
+    log_every: int = 100
+
+
+@dataclass(frozen=True)
+class World:
+    """What a model is trained on.
+
+    Attributes:
+        name: of the bundled model.
+        size: side of a picture in pixels, a multiple of 8.
+        words: those that are one token each; all others are spelt.
+        sample: draws a scene.
+        render: draws its picture, uint8 `[size, size, 3]`.
+        caption: writes its caption, of at most ``MAX_TOKENS - 2`` tokens.
+    """
+
+    name: str
+    size: int
+    words: tuple[str, ...]
+    sample: Callable[[np.random.Generator], Any]
+    render: Callable[[Any, np.random.Generator], np.ndarray]
+    caption: Callable[[Any], str]
+
+
+def _words() -> Iterator[str]:
+    yield from ("a", "an", *world.PALETTE, *world.COUNTS, *" ".join(world.RELATIONS).split())
+    yield from (world.caption(scene).split()[-1] for scene in world.all_scenes() if scene.kind == "count")
+    yield from world.SHAPES
+
+
+SHAPES = World("shapes-sd3", world.SIZE, tuple(_words()), world.sample_scene, world.render, world.caption)
 
 
 class Log:
@@ -93,16 +126,11 @@ def cosine(step: int, steps: int, warmup: int) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def build_tokenizer(folder: Path) -> CLIPTokenizer:
-    """A CLIP byte-pair tokenizer whose merges make one token of each word of the world.
+def build_tokenizer(folder: Path, words: tuple[str, ...] = SHAPES.words) -> CLIPTokenizer:
+    """A CLIP byte-pair tokenizer whose merges make one token of each of a world's words.
 
     Any other text still tokenises, letter by letter, so a user's prompt is never an unknown token.
     """
-    words = ["a", "an", *world.PALETTE, *world.COUNTS, *" ".join(world.RELATIONS).split()]
-    words += [
-        name for scene in world.all_scenes() if scene.kind == "count" for name in [world.caption(scene).split()[-1]]
-    ]
-    words += list(world.SHAPES)
     letters = sorted(_byte_letters())
     vocabulary = letters + [letter + "</w>" for letter in letters]
     merges: list[tuple[str, str]] = []
@@ -171,8 +199,8 @@ def build_t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
     return encoder, tokenizer
 
 
-def build_vae() -> AutoencoderKL:
-    """A small ``AutoencoderKL`` that turns 48 px into 12 x 12 latents."""
+def build_vae(size: int = SHAPES.size) -> AutoencoderKL:
+    """A small ``AutoencoderKL`` that turns four pixels into one latent each way: 48 px into 12 x 12."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -180,17 +208,17 @@ def build_vae() -> AutoencoderKL:
         layers_per_block=1,
         latent_channels=LATENT_CHANNELS,
         norm_num_groups=8,
-        sample_size=world.SIZE,
+        sample_size=size,
         use_quant_conv=False,
         use_post_quant_conv=False,
         mid_block_add_attention=False,
     )
 
 
-def build_transformer() -> SD3Transformer2DModel:
-    """The policy: four joint blocks of width 128 over 6 x 6 patches."""
+def build_transformer(size: int = SHAPES.size) -> SD3Transformer2DModel:
+    """The policy: four joint blocks of width 128 over patches of 8 pixels, 6 x 6 of them in 48 px."""
     return SD3Transformer2DModel(
-        sample_size=world.SIZE // 4,
+        sample_size=size // 4,
         patch_size=2,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
@@ -200,20 +228,20 @@ def build_transformer() -> SD3Transformer2DModel:
         joint_attention_dim=2 * WIDTH,
         caption_projection_dim=2 * WIDTH,
         pooled_projection_dim=2 * WIDTH,
-        pos_embed_max_size=world.SIZE // 8,
+        pos_embed_max_size=size // 8,
         qk_norm="rms_norm",
     )
 
 
-def train_vae(out: Path, log: Log, *, steps: int, batch: int = 32, seed: int = 0) -> None:
+def train_vae(out: Path, log: Log, *, steps: int, batch: int = 32, seed: int = 0, subject: World = SHAPES) -> None:
     """Train the autoencoder on freshly rendered pictures and save it with its latent scale and shift."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    vae = build_vae().train()
+    vae = build_vae(subject.size).train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 100))
     for step in range(steps):
-        pictures = to_tensor([world.render(world.sample_scene(rng), rng) for _ in range(batch)])
+        pictures = to_tensor([subject.render(subject.sample(rng), rng) for _ in range(batch)])
         posterior = vae.encode(pictures).latent_dist
         restored = vae.decode(posterior.sample()).sample
         error = restored - pictures
@@ -226,22 +254,24 @@ def train_vae(out: Path, log: Log, *, steps: int, batch: int = 32, seed: int = 0
         if step % 100 == 0 or step == steps - 1:
             log.row("vae", step, loss.item())
     with torch.no_grad():
-        pictures = to_tensor([world.render(world.sample_scene(rng), rng) for _ in range(512)])
+        pictures = to_tensor([subject.render(subject.sample(rng), rng) for _ in range(512)])
         latents = vae.eval().encode(pictures).latent_dist.mean
     vae.register_to_config(scaling_factor=float(1 / latents.std()), shift_factor=float(latents.mean()))
     vae.save_pretrained(out / "vae")
 
 
-def encode_pictures(vae: AutoencoderKL, count: int, seed: int) -> tuple[torch.Tensor, list[str]]:
+def encode_pictures(
+    vae: AutoencoderKL, count: int, seed: int, subject: World = SHAPES
+) -> tuple[torch.Tensor, list[str]]:
     """Render ``count`` scenes and encode them: scaled latents `[count, C, h, w]` and captions."""
     rng = np.random.default_rng(seed)
     latents, captions = [], []
     for start in range(0, count, 500):
-        scenes = [world.sample_scene(rng) for _ in range(min(500, count - start))]
+        scenes = [subject.sample(rng) for _ in range(min(500, count - start))]
         with torch.no_grad():
-            mean = vae.encode(to_tensor([world.render(scene, rng) for scene in scenes])).latent_dist.mean
+            mean = vae.encode(to_tensor([subject.render(scene, rng) for scene in scenes])).latent_dist.mean
         latents.append((mean - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor)
-        captions += [world.caption(scene) for scene in scenes]
+        captions += [subject.caption(scene) for scene in scenes]
     return torch.cat(latents), captions
 
 
@@ -255,16 +285,25 @@ def encode_text(
     return joint, torch.cat([output.text_embeds for output in outputs], dim=-1)
 
 
-def train_flow(out: Path, log: Log, schedule: Schedule, *, pictures: int, batch: int = 128, seed: int = 0) -> None:
+def train_flow(
+    out: Path,
+    log: Log,
+    schedule: Schedule,
+    *,
+    pictures: int,
+    batch: int = 128,
+    seed: int = 0,
+    subject: World = SHAPES,
+) -> None:
     """Train transformer and text encoders together on encoded pictures, and save the whole pipeline from their EMA."""
     torch.manual_seed(seed)
     vae = AutoencoderKL.from_pretrained(out / "vae").eval()
-    vae.register_to_config(_name_or_path="shapes-sd3")  # not the folder where it was trained
-    tokenizer = build_tokenizer(out / "tokenizer")
+    vae.register_to_config(_name_or_path=subject.name)  # not the folder where it was trained
+    tokenizer = build_tokenizer(out / "tokenizer", subject.words)
     encoders = [build_text_encoder(tokenizer), build_text_encoder(tokenizer)]
-    transformer = build_transformer()
+    transformer = build_transformer(subject.size)
     modules = torch.nn.ModuleList([transformer, *encoders]).train()
-    latents, captions = encode_pictures(vae, pictures, seed + 1)
+    latents, captions = encode_pictures(vae, pictures, seed + 1, subject)
     tokens = tokenizer([*captions, ""], padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
 
     def loss(step: int) -> torch.Tensor:
@@ -304,7 +343,7 @@ def optimise(
         modules: what is trained.
         loss: of a step, by its number.
         write: writes the modules as they are.
-        log: gets the running loss every 100 steps.
+        log: gets the running loss.
         stage: its name there.
         schedule: how long.
     """
@@ -322,9 +361,9 @@ def optimise(
         optimizer.zero_grad()
         ema.step(modules.parameters())
         running = value.item() if step == 0 else 0.98 * running + 0.02 * value.item()
-        if step % 100 == 0 or step == steps - 1:
-            log.row(stage, step, running)
         last = step == (schedule.stop or steps) - 1 or time.monotonic() - start > 60 * schedule.minutes
+        if step % schedule.log_every == 0 or last:
+            log.row(stage, step, running)
         if last or step % 1000 == 999:
             ema.store(modules.parameters())
             ema.copy_to(modules.parameters())

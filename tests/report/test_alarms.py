@@ -91,6 +91,11 @@ def test_pixels_out_of_their_bounds():
     """A guard of pixels that was up: the statistic, the steps, first and last value."""
     found = run_with(reward=[0.5, 0.5, 0.5], **{"pixels/saturation": [0.1, 0.4, 0.3], "alarm/saturation": [0, 1, 1]})
     (message,) = alarms(found, [])
-    assert "saturation (alarm at step 2, 3) went from 0.1 to 0.3" in message
+    assert "saturation at step 2, 3, from 0.1 to 0.3" in message
+    held = run_with(
+        reward=[0.5, 0.5], **{"alarm/held_out": [0, 1], "alarm/diversity": [0, 1], "eval/diversity": [0.5, 0.1]}
+    )
+    (message,) = alarms(held, [Row("diversity", "diversity", 0.5, 0.1)])  # one sentence, not two
+    assert "held out at step 2; diversity at step 2, from 0.5 to 0.1" in message
     quiet = run_with(reward=[0.5, 0.5], **{"pixels/saturation": [0.1, 0.2], "alarm/saturation": [0, 0]})
     assert alarms(quiet, []) == []
