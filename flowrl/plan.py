@@ -140,10 +140,12 @@ def _weights(trainer: Trainer, config: RunConfig, processes: int) -> list[Term]:
     base = sum(_frozen_bytes(module, fit.quantise == "int8") for module in policy.modules.values())
     numbers = 4 * sum(parameter.numel() for parameter in policy.parameters.values())
     whole = fit.train == "full"
-    copies = len(trainer.copies) + (whole and policy.device.type == "cpu")  # the base lies on the CPU
+    copies = [*trainer.copies, *(["base model"] if whole and policy.device.type == "cpu" else [])]  # it lies on the CPU
     found = [Term("frozen weights", base // (processes if fit.fsdp else 1), _base_hint(config))]
     fewer = "fit.train: lora" if whole else "a smaller lora.rank"
-    found.append(Term("trained weights, gradients, Adam and copies", numbers * (4 + copies), fewer))
+    found.append(Term("trained weights, gradients and Adam", numbers * 4, fewer))
+    named = f"weight copies ({', '.join(copies) or 'none'})"
+    found.append(Term(named, numbers * len(copies), f"{fewer}; ema_decay: null spares one"))
     rest = {name: part for name, part in policy.pipe.components.items() if isinstance(part, nn.Module)}
     encoders = [part for name, part in rest.items() if "text_encoder" in name and name not in policy.modules]
     gone = fit.text_encoders == "release" or (fit.text_encoders == "offload" and policy.device.type != "cpu")

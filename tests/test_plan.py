@@ -83,7 +83,8 @@ def test_terms_follow_the_settings(model, tmp_path):
         ("frozen weights", "fit.quantise=int8"),
         ("frozen weights", "model.dtype=bfloat16"),
         ("frozen weights", "fit.fsdp=true"),
-        ("trained weights, gradients, Adam and copies", "lora.rank=1"),
+        ("trained weights, gradients and Adam", "lora.rank=1"),
+        ("weight copies (ema)", "lora.rank=1"),
         ("text encoders", "fit.text_encoders=release"),
         ("VAE and other parts", "model.dtype=bfloat16"),
         ("rollouts of a step", "policy.train_steps=1"),
@@ -92,10 +93,12 @@ def test_terms_follow_the_settings(model, tmp_path):
     ):
         assert terms(*overrides)[name] < before[name], overrides
     whole = terms("fit.train=full")
-    name = "trained weights, gradients, Adam and copies"
+    assert terms("ema_decay=null")["weight copies (none)"] == 0
+    assert "weight copies (old, ema)" in terms("objective.name=nft", "objective.times=2")
     denoiser = SD3Transformer2DModel.from_pretrained(model / "transformer")
     numbers = sum(parameter.numel() for parameter in denoiser.parameters())
-    assert whole[name] == 4 * numbers * 6  # the copies here: the average, and the base
+    assert whole["trained weights, gradients and Adam"] == 4 * numbers * 4
+    assert whole["weight copies (ema, base model)"] == 4 * numbers * 2
 
 
 def test_command(model, tmp_path):
