@@ -7,12 +7,9 @@ scored so here.
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,20 +18,19 @@ from torch.nn import functional as F
 
 from ..errors import UserError
 from ._clip import normalised, placed, pretrained
+from ._instruction import PROMPT
 
-PROMPT = "{text_prompt}"
-"""Stands for the prompt in the published instructions."""
 _KEYS: Sequence[tuple[str, str]] = (
     (r"^base_model\.model\.", ""),
     (r"^model\.language_model\.", "text."),
     (r"^model\.visual\.", "visual."),
     (r"^model\.", "text."),
 )
-"""Names of checkpoints of PEFT, of transformers since 4.52 and before it, as ``text.``, ``visual.`` and ``rm_head.``."""
+"""Names by PEFT, by transformers since 4.52 and by older ones, and what they become."""
 
 
 def resized(height: int, width: int, low: int, high: int, cell: int = 28) -> tuple[int, int]:
-    """The size that Qwen2-VL gives a picture: sides are multiples of ``cell``, the area lies between ``low`` and ``high``.
+    """The size that Qwen2-VL gives a picture: sides are multiples of ``cell``, the area is from ``low`` to ``high``.
 
     Args:
         height: of the picture, in pixels.
@@ -60,8 +56,8 @@ def resized(height: int, width: int, low: int, high: int, cell: int = 28) -> tup
 def fitted(images: Tensor, low: int, high: int, cell: int = 28) -> Tensor:
     """Pictures `[N, 3, H, W]` in the size that :func:`resized` gives, bicubic with antialiasing, overshoot cut off.
 
-    >>> fitted(torch.ones(1, 3, 100, 300), 4 * 28**2, 4 * 28**2).shape
-    torch.Size([1, 3, 56, 112])
+    >>> fitted(torch.ones(1, 3, 112, 448), 4 * 28**2, 4 * 28**2).shape
+    torch.Size([1, 3, 28, 112])
     """
     size = resized(*images.shape[-2:], low, high, cell)
     if size == images.shape[-2:]:
@@ -92,48 +88,6 @@ def patches(frames: Tensor, size: int, merged: int, depth: int) -> tuple[Tensor,
     return blocks.permute(0, 1, 4, 7, 5, 8, 3, 2, 6, 9).reshape(batch, math.prod(grid), -1), grid
 
 
-def instruction(place: str, names: Sequence[str], sha256: str, label: str) -> str:
-    """The text around the prompt, from your copy of the file that published it; nothing of the file is run.
-
-    Args:
-        place: a text file, or a Python file that gives the texts ``names`` as literals, which are joined.
-        names: of the texts in a Python file.
-        sha256: of the text, UTF-8, in hexadecimal digits; empty for any.
-        label: opens the message of an error.
-
-    Raises:
-        UserError: there is no such file or literal, it lacks ``{text_prompt}``, or it is another text.
-    """
-    path = Path(place).expanduser()
-    wanted = f"{label}: instruction: wanted a text file, or a .py file with the texts {' and '.join(names)}"
-    if not path.is_file():
-        raise UserError(f"{wanted}; there is no file {place!r}. The reward's page says where the published one is.")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".py":
-            found = _literals(text)
-            text = "".join(found[name] for name in names)
-    except (UnicodeDecodeError, SyntaxError, ValueError, KeyError) as error:
-        raise UserError(f"{wanted}; {path}: {type(error).__name__}: {error}.") from error
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    if sha256 and digest != sha256.lower():
-        raise UserError(
-            f"{wanted}, of sha256 {sha256}; the text of {path} has {digest}. The scores are those of the published text "
-            "only; to use another, set instruction_sha256 to its own sum, or to ''."
-        )
-    if PROMPT not in text:
-        raise UserError(f"{wanted}; {path} has no {PROMPT} in it.")
-    return text
-
-
-def _literals(source: str) -> dict[str, str]:
-    found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
-    return found
-
-
 def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a checkpoint as ``text.``, ``visual.`` and ``rm_head.``, whatever version wrote it.
 
@@ -142,12 +96,13 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ... )
     ['rm_head.w', 'text.layers.0.w', 'visual.w']
     """
-    names = {}
-    for name, value in state.items():
-        for pattern, new in _KEYS:
-            name = re.sub(pattern, new, name)
-        names[name] = value
-    return names
+    return {_renamed(name): value for name, value in state.items()}
+
+
+def _renamed(name: str) -> str:
+    for pattern, new in _KEYS:
+        name = re.sub(pattern, new, name)
+    return name
 
 
 class QwenJudge:
@@ -242,7 +197,7 @@ class QwenJudge:
         """The instruction with each prompt in it.
 
         Raises:
-            UserError: a prompt holds a token of the model's own, such as ``<|im_end|>``, which would break the question.
+            UserError: a prompt holds a token of the model's own, such as ``<|im_end|>``, that would break the question.
         """
         for prompt in prompts:
             own = next((str(word) for word in self._tokenizer.get_added_vocab() if word in prompt), None)
@@ -273,7 +228,7 @@ def _towers(
 
 
 def _tower(name: str, kind: Any, config: Any, state: Mapping[str, Tensor], dtype: str, label: str) -> Any:
-    """One of them. ``from_pretrained`` leaves the frequencies of the positions in float32, where ``.to(dtype)`` does not."""
+    """One of them. ``from_pretrained`` leaves the positions' frequencies in float32; ``.to(dtype)`` would not."""
     import transformers
 
     own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from ..errors import UserError
 from ..reward import Reward, RewardBatch
 from ._clip import state_of, weights_file
-from ._qwen import QwenJudge, fitted, instruction, renamed
+from ._instruction import instruction as text_of
+from ._qwen import QwenJudge, fitted, renamed
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 MODEL, REVISION = "Qwen/Qwen2-VL-7B-Instruct", "eed13092ef92e448dd6875b2a00151bd3f7db0ac"
@@ -83,7 +84,7 @@ class Hps3Reward(Reward):
 
 
 def _instruction(place: str, sha256: str, label: str) -> str:
-    text = instruction(place, INSTRUCTION, sha256, label)
+    text = text_of(place, INSTRUCTION, sha256, label)
     if text.count(TOKEN) != 1:
         raise UserError(f"{label}: instruction: wanted {TOKEN} in it once, got it {text.count(TOKEN)} times.")
     return text

@@ -45,6 +45,7 @@ class _Statistic(Reward):
 class SaturationReward(_Statistic):
     """:func:`~flowrl.pixels.saturation`, in [0, 1]; with ``target`` minus the distance from it, in [-1, 0].
 
+    >>> import torch
     >>> red = RewardBatch(torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1), ["a"], [{}])
     >>> SaturationReward()(red).item(), SaturationReward(target=0.25)(red).item()
     (1.0, -0.75)
@@ -61,6 +62,7 @@ class SaturationReward(_Statistic):
 class ClippingReward(_Statistic):
     """:func:`~flowrl.pixels.clipping`, in [0, 1], lower is better; with ``target`` minus the distance from it.
 
+    >>> import torch
     >>> ClippingReward()(RewardBatch(torch.ones(1, 3, 8, 8), ["a"], [{}])).item()
     1.0
     """
@@ -87,6 +89,7 @@ class ClippingReward(_Statistic):
 class EdgeEnergyReward(_Statistic):
     """:func:`~flowrl.pixels.edge_energy`, in [0, 1]; with ``target`` minus the distance from it.
 
+    >>> import torch
     >>> EdgeEnergyReward()(RewardBatch(torch.ones(1, 3, 8, 8), ["a"], [{}])).item()
     0.0
     """
@@ -102,6 +105,7 @@ class EdgeEnergyReward(_Statistic):
 class BlockinessReward(_Statistic):
     """:func:`~flowrl.pixels.blockiness`, in [-1, 1], lower is better; with ``target`` minus the distance from it.
 
+    >>> import torch
     >>> BlockinessReward()(RewardBatch(torch.ones(1, 3, 16, 16), ["a"], [{}])).item()
     0.0
     """
@@ -130,6 +134,7 @@ class BlockinessReward(_Statistic):
 class DarkShareReward(_Statistic):
     """:func:`~flowrl.pixels.dark_share`, in [0, 1], lower is better; with ``target`` minus the distance from it.
 
+    >>> import torch
     >>> DarkShareReward()(RewardBatch(torch.zeros(1, 3, 8, 8), ["a"], [{}])).item()
     1.0
     """
@@ -156,6 +161,7 @@ class DarkShareReward(_Statistic):
 class ColourEntropyReward(_Statistic):
     """:func:`~flowrl.pixels.colour_entropy`, in [0, 1]; with ``target`` minus the distance from it.
 
+    >>> import torch
     >>> ColourEntropyReward()(RewardBatch(torch.zeros(1, 3, 8, 8), ["a"], [{}])).item()
     0.0
     """

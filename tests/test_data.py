@@ -89,7 +89,9 @@ def test_missing_file_lists_the_bundled_sets(tmp_path: Path, monkeypatch, name: 
         load_prompts(name)
     assert f"there is no file {name!r}" in str(caught.value)
     assert hint in str(caught.value)
-    assert str(caught.value).endswith("Bundled: clips_heldout, clips_train, shapes_heldout, shapes_train.")
+    assert str(caught.value).endswith(
+        "Bundled: clips_heldout, clips_train, shapes_heldout, shapes_train, words_heldout, words_train."
+    )
 
 
 def test_folder_and_foreign_formats_are_refused(tmp_path: Path):
@@ -219,9 +221,12 @@ def test_plan_refuses_empty_sizes(size: int, micro: int):
 
 
 def test_bundled_sets_are_plain_json():
-    """A bundled line has a prompt and its kind, and nothing else."""
+    """A bundled line has a prompt and its kind, and nothing else; words have no kinds."""
     for name in data.bundled_prompts():
         for row in load_prompts(name):
+            if name.startswith("words"):
+                assert row.metadata == {}
+                continue
             assert list(row.metadata) == ["kind"]
             kinds = clips.PACES if name.startswith("clips") else ("single", "count", "relation")
             assert row.metadata["kind"] in kinds
