@@ -221,6 +221,8 @@ def _towers(
     rows = state.get("text.embed_tokens.weight")
     if rows is not None:
         text_config.vocab_size = len(rows)
+    # transformers 4 asks for it when a picture encoder is loaded alone, and its config has none
+    config.vision_config.initializer_range = getattr(config.vision_config, "initializer_range", 0.02)
     placed(torch.nn.Linear(1, 1), device, dtype, label)  # a wrong device or dtype is found before gigabytes are read
     kinds = (("visual", qwen.Qwen2VisionTransformerPretrainedModel, config.vision_config), ("text", text, text_config))
     visual, text = (_tower(*kind, state, dtype, label).to(torch.device(device)) for kind in kinds)

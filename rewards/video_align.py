@@ -133,12 +133,15 @@ def merged(state: Mapping[str, Tensor], scale: float, label: str) -> dict[str, T
         label: opens the message of an error.
 
     Raises:
-        UserError: a matrix of a pair, or the layer that it belongs to, is missing.
+        UserError: a matrix of a pair, or the layer that it belongs to, is missing, or it is no plain LoRA of layers.
 
     >>> lora = {"a.lora_A.default.weight": torch.ones(1, 2), "a.lora_B.default.weight": torch.ones(1, 1)}
     >>> merged({"a.base_layer.weight": torch.tensor([[1.0, 2.0]])} | lora, 2.0, "toy")
     {'a.weight': tensor([[3., 4.]])}
     """
+    other = [name for name in state if ".lora_" in name and ".lora_A." not in name and ".lora_B." not in name]
+    if other:
+        raise UserError(f"{label}: wanted a LoRA of lora_A and lora_B alone, got {other[0]} too.")
     out = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
     try:
         for name in (name for name in state if ".lora_A." in name):

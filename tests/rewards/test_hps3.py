@@ -143,7 +143,7 @@ def test_names_of_older_checkpoints(published, tmp_path):
 
 
 def test_positions_stay_exact_in_half_precision(published):
-    """The frequencies are float32 whatever the dtype, and the score is near the exact one."""
+    """The frequencies, and the score, are float32 whatever the dtype of the weights."""
     _, _, folder = published
     reward, batch = make(folder, dtype="bfloat16"), batch_of("a cat")
     buffers = dict(reward._judge._text.named_buffers()) | dict(reward._judge._visual.named_buffers())

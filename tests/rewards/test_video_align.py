@@ -181,3 +181,6 @@ def test_wrong_options_and_files(published, tmp_path):
         torch.save({name: value for name, value in state.items() if name != removed}, tmp_path / "bad.pth")
         with pytest.raises(UserError, match=words):
             make(folder, weights=str(tmp_path / "bad.pth"))
+    torch.save(state | {half.replace(".lora_B.", ".lora_magnitude_vector."): torch.ones(1)}, tmp_path / "bad.pth")
+    with pytest.raises(UserError, match="lora_A and lora_B alone"):
+        make(folder, weights=str(tmp_path / "bad.pth"))
