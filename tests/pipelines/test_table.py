@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import diffusers
 import pytest
 
 from flowrl.errors import UserError
@@ -101,4 +102,7 @@ def test_checks_find_what_the_table_says(tmp_path):
     )
     new = tmp_path / "support.json"
     subprocess.run([sys.executable, "-c", script, new, tmp_path / "page.md"], cwd=table.ROOT, check=True)
-    assert json.loads(new.read_text()) == CONTENT
+    wanted = {**CONTENT, "classes": dict(CONTENT["classes"])}
+    if not hasattr(diffusers, "ConsisIDPipeline"):  # diffusers exports it where OpenCV is installed
+        del wanted["classes"]["ConsisIDPipeline"]
+    assert json.loads(new.read_text()) == wanted
