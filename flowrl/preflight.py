@@ -38,6 +38,7 @@ RESUMABLE = (
     "micro_batch_size",
     "reward_cache",
     "eval",
+    "guards",
     "checkpoint_every",
     "keep_checkpoints",
     "trackers",

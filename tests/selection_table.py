@@ -118,14 +118,14 @@ def reached(folder: Path) -> str:
     rows = []
     for number, (train_steps, branch) in enumerate(LEARNERS):
         change = ["eval.every=0", "eval.samples_per_prompt=4", *_change(train_steps, branch)]
-        steps = round(BUDGET / sum(count(change)))
-        config = bundled_recipe([f"output={folder / str(number)}", f"max_steps={steps}", "trackers=[]", *change])
+        ends_at = [f"max_denoiser_calls={BUDGET}", f"max_steps={BUDGET}"]
+        config = bundled_recipe([f"output={folder / str(number)}", "trackers=[]", *ends_at, *change])
         if not (config.output / "adapter").is_dir():
             train(config, resume=True)
         log = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
         ends = [f"{row[f'eval/{judge}/mean']:.3f}" for judge in JUDGES for row in (log[0], log[-1])]
         calls_made = f"{log[-1]['denoiser_calls']:,.0f}"
-        rows.append([f"`{train_steps}`", f"`{branch}`" if branch else "", f"{steps}", calls_made, *ends])
+        rows.append([f"`{train_steps}`", f"`{branch}`" if branch else "", f"{log[-1]['step']:.0f}", calls_made, *ends])
     head = ["`train_steps`", "`branch`", "optimizer steps", "denoiser calls"]
     return _table([*head, *(f"`{judge}` {when}" for judge in JUDGES for when in ("before", "after"))], rows)
 

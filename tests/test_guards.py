@@ -197,6 +197,8 @@ def test_a_run_stops_early_and_goes_on_if_asked(model, tmp_path):
     assert stopped["reason"].startswith(wanted)
     runs.train(recipe(model, tmp_path / "run"), resume=True)
     assert [row["step"] for row in log_of(folder)] == [0, 1, 2, 3, 4]
+    runs.train(recipe(model, tmp_path / "run", "guards.saturation=null"), resume=True)  # the bound was wrong
+    assert [row["step"] for row in log_of(folder)] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_the_best_weights_are_kept_as_they_were_evaluated(model, tmp_path):
