@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from flowrl import plugins
 from flowrl.cli import app
 from flowrl.errors import RunStopped, UserError
 from flowrl.make_data import make
@@ -79,7 +80,15 @@ def test_a_cut_is_gone_on_with(model, data, tmp_path):
         assert same(load_file(tmp_path / name), load_file(data / name))
 
 
-@pytest.mark.parametrize("objective", ["dpo", "gdro", "dro", "rwr"])
+LEARNERS = [
+    name
+    for name in runs.OBJECTIVES
+    if not ((found := plugins.load("objectives", name)).transitions or found.differentiates or found.behaviour)
+]
+"""Every objective that says it needs final samples alone."""
+
+
+@pytest.mark.parametrize("objective", LEARNERS)
 def test_a_run_learns_from_data(model, data, tmp_path, objective):
     """Nothing is drawn but for evaluations: a denoiser call a sample for the conditions, and those of the update."""
     folder = runs.train(recipe(model, tmp_path / "run", data, f"objective.name={objective}", "max_steps=1"))
