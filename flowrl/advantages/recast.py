@@ -70,10 +70,8 @@ def recast(
 
 def _table(gains: object, used: Sequence[str], names: Sequence[str]) -> Tensor:
     """The gains of the rewards with a weight `[R, T]`, checked."""
-    require(
-        isinstance(gains, Mapping) and len(gains) > 0, f"{_LABEL}: gains", "a list of numbers for each reward", gains
-    )
-    assert isinstance(gains, Mapping)
+    if not isinstance(gains, Mapping) or not gains:
+        raise UserError(f"{_LABEL}: gains: wanted a list of numbers for each reward, got {gains!r}.")
     columns_of(list(gains), names, f"{_LABEL}: gains")
     missing = [name for name in used if name not in gains]
     if missing:
